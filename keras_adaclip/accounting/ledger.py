@@ -171,6 +171,22 @@ class Ledger:
             ledger = ledger.append(dataclasses.replace(row, owner=owner))
         return ledger
 
+    def raised_to(self, plan: "Ledger") -> Self:
+        """The ledger with as many steps and releases of each mechanism as a plan has, or more.
+
+        Args:
+            plan: The plan of a run. The owner of the running row gets what is missing.
+        """
+        owner = 0 if self.current is None else self.current.owner
+        own, ledger = {row.mechanism: row for row in self}, self
+        for row in plan:
+            ran = own.get(row.mechanism, row.emptied())
+            releases = max(row.releases - ran.releases, 0)
+            steps = max(row.steps - ran.steps, releases)
+            missing = dataclasses.replace(row.emptied(), steps=steps, releases=releases, owner=owner)
+            ledger = ledger.append(missing)
+        return ledger
+
     def is_covered_by(self, other: "Ledger") -> bool:
         """Whether `other` holds at least these steps and releases of each mechanism.
 

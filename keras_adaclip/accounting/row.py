@@ -61,9 +61,11 @@ class LedgerRow(Mechanism):
 
     @classmethod
     def _minima(cls) -> dict[str, int]:
+        """Return the smallest value of each count."""
         return {**super()._minima(), "steps": 0, "releases": 0, "free_steps": 0}
 
     def _broken_rules(self) -> Iterator[str]:
+        """Yield a sentence about each pair of numbers that contradict each other."""
         yield from super()._broken_rules()
         if self.free_steps >= self.steps_per_release:
             yield "`free_steps` must be below the number of steps of a release"

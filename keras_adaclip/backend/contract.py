@@ -46,11 +46,6 @@ def traces_steps(model: keras.Model) -> bool:
     return not model.run_eagerly
 
 
-def examines_as_steps_run(model: keras.Model) -> bool:
-    """Return whether an `Evaluator` of `model` is compiled if and only if its steps are."""
-    return True
-
-
 def is_traced(value: Any) -> bool:
     """Return whether `value` is a symbolic tensor of a step that is being traced."""
     return False
@@ -374,13 +369,11 @@ class Effects:
 
     Args:
         writes: Whether it writes to something other than Keras variables, or calls Python.
-        draws: Whether it draws random numbers outside of Keras's seed generators.
         branches: Whether values decide what runs, in a form that cannot be vectorized and
             differentiated.
     """
 
     writes: bool = False
-    draws: bool = False
     branches: bool = False
 
 
@@ -434,6 +427,10 @@ class Evaluator:
         if self._run is None:
             self._run = self._prepared(rows, further)
         return keras.tree.map_structure(ops.convert_to_numpy, self._run(rows, further))
+
+    def program(self, rows: list[Any], further: Any) -> str | None:
+        """Return the text of what is compiled, None if there is none."""
+        return None
 
     def _prepared(self, rows: list[Tensor], further: Any) -> Callable[[list[Tensor], Any], Any]:
         """Return the function to run, and note its effects."""

@@ -1,6 +1,6 @@
 """Examines a model before it trains: does its step keep examples or clients apart?"""
 
-from keras_adaclip.examination.comparisons import NUM_ROWS, Examination
+from keras_adaclip.examination.comparisons import NUM_ROWS, Examination, Findings, examine
 from keras_adaclip.examination.issues import Finding, PrivacyIssue, refuse
 from keras_adaclip.examination.refusals import (
     batch_normalization_issues,
@@ -15,4 +15,3 @@ from keras_adaclip.examination.refusals import (
     refusing_batch_statistics,
 )
 from keras_adaclip.examination.rows import SampleRows
-from keras_adaclip.examination.steps import Findings, examine

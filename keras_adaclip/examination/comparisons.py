@@ -23,26 +23,76 @@ value does not depend on the rows. So would anything else that a pass leaves beh
 import contextlib
 import itertools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.examination import issues, rows
 from keras_adaclip.examination.issues import Finding, OwnLoss, PrivacyIssue
 from keras_adaclip.examination.python_state import PythonState
 from keras_adaclip.examination.rows import SampleRows
-from keras_adaclip.examination.trial import Trial, Values
+from keras_adaclip.examination.trial import Pass, Trial, Values
 
 NUM_ROWS = 8
 # Rows of the batch with which larger ones are compared.
 _FEW = 2
-# States at which derivatives are taken: the present one, and the first that moves every variable.
-_DIFFERENTIATED = 2
+# The state at which derivatives are taken, the first one that moves every variable.
+_DIFFERENTIATED = 1
 # Columns of an input that are looked at to name those with which a model does not run.
 _MOST_COLUMNS = 100
+
+# A source of rows, and whether sequences are padded.
+Source = tuple[int, bool]
+# By owner (a model or an augmentation), number of rows, and whether that number must not matter.
+Findings = dict[tuple[int, int, bool], Finding]
+
+
+def examine(
+    model: keras.Model,
+    sample: SampleRows,
+    sizes: Iterable[int],
+    known: Findings,
+    counts_rows: bool = False,
+    is_exact: bool = False,
+    owner: Any = None,
+) -> None:
+    """Examine a model with batches of some sizes, once for what is compiled; keep what is found.
+
+    Args:
+        model: A built private or federated model, or an augmentation as a model.
+        sample: Makes the rows up.
+        sizes: Numbers of rows that pass through the model at a time.
+        known: What was found for the steps as they are compiled now; gets what is found here.
+        counts_rows: Whether the output for a row must not depend on the number of rows.
+        is_exact: Whether a size counts as examined only if exactly it was; otherwise one of about
+            the same size is enough.
+        owner: The object for which the model stands; None for the model.
+
+    Raises:
+        ValueError: With every issue, one a line.
+    """
+    unit, owner = getattr(model, "privacy_unit", ""), id(owner or model)
+    sizes = sorted({max(size, 2) for size in sizes}, reverse=True)
+    programs: dict[str, Finding] = {}
+    for size in sizes:
+        close = [
+            other
+            for number, other, counted in known
+            if (number, counted) == (owner, counts_rows)
+            and (other == size if is_exact else other <= 2 * size and size <= 2 * other)
+        ]
+        if not close:
+            examination = Examination(model, sample, size, unit == "example", counts_rows)
+            # What compiles to the same, but for the number of rows, was examined with it.
+            program = examination.program() if is_exact and len(sizes) > 1 else None
+            finding = programs.get(program or "") or examination.finding()
+            found = issues.issues_of_clients(finding) if unit == "client" else finding.issues
+            issues.refuse(model, found)
+            known[owner, size, counts_rows] = finding
+            programs |= {program: finding} if program else {}
 
 
 class Examination:
@@ -65,24 +115,32 @@ class Examination:
         counts_rows: bool = False,
     ) -> None:
         self._trial = Trial(model, sample, size, with_loss)
-        # The model with few rows, whose outputs for these must be those among many rows.
-        self._few: Trial | None = None
-        if counts_rows:
-            self._few = Trial(model, sample, _FEW if size > _FEW else 1, larger=self._trial)
+        self._counts_rows = counts_rows
+        trained = {id(variable) for variable in model.trainable_variables}
         # Single numbers that nothing trains, and variables that the forward pass assigns.
         self._counting = {
-            id(variable)
-            for variable in self._trial.variables
-            if math.prod(variable.shape) == 1
-            and all(variable is not each for each in model.trainable_variables)
+            id(each)
+            for each in self._trial.variables
+            if math.prod(each.shape) == 1 and id(each) not in trained
         }
-        # The variables whose assigned value depends on the rows, by their `id`.
+        self._trained = trained
+        # The variables that the forward pass assigns, by their `id`, and those whose assigned value
+        # depends on the rows.
+        self._assigned: dict[int, keras.Variable] = {}
         self._dependent = set[int]()
         self._generator = np.random.default_rng(size)
-        # The state, the source of rows that is tried, and whether it has shown something.
-        self._state, self._source, self._is_shown = 0, (0, False), False
+        # The state, and whether the rows that are tried have shown something.
+        self._state, self._is_shown = 0, False
         # Whether passes repeat to the last bit, and whether any outputs depended on the rows.
         self._is_exact, self._depends = True, False
+        # Layers that raised an error or returned numbers that are not finite.
+        self._failing: list[Any] = []
+
+    def program(self) -> str | None:
+        """Return what the passes compile to, equal for numbers of rows that make no difference."""
+        with contextlib.suppress(Exception):  # What does not run is named by `finding`.
+            return self._trial.program(self._rows(self._sources()[0]), self._further([]))
+        return None
 
     def finding(self) -> Finding:
         """Return what is found at several states of variables, random generators and rows.
@@ -91,21 +149,17 @@ class Examination:
             ValueError: If no made-up rows show anything.
         """
         trial, found = self._trial, list[PrivacyIssue]()
-        updated: dict[int, keras.Variable] = {}
-        for state in range(rows.NUM_STATES + rows.NUM_FAR_STATES):
-            if found or (state >= rows.NUM_STATES and not self._counting):
+        for self._state in range(rows.NUM_STATES + rows.NUM_FAR_STATES):
+            if found or (self._state >= rows.NUM_STATES and not self._counting):
                 break
-            self._state = state
-            found = self._tried(self._values_at(state))
-            updated |= {id(variable): variable for variable in trial.updated}
-            self._counting |= updated.keys()
+            found = self._tried(self._values_at(self._state))
+            self._counting |= self._assigned.keys()
         if not (found or self._depends):
             raise ValueError(self._told("no output of the model depended on its inputs"))
         found = [
             *(
-                issues.issue_with(trial.model, variable, *issues.ASSIGNED)
-                for number, variable in updated.items()
-                if number in self._dependent
+                issues.issue_with(trial.model, self._assigned[number], *issues.ASSIGNED)
+                for number in self._assigned.keys() & self._dependent
             ),
             *(PrivacyIssue(layer.name, *issues.ADDED) for layer in trial.added),
             *(PrivacyIssue(v.path, *issues.ASSIGNED_OUTSIDE) for v in trial.outside_assigned),
@@ -113,8 +167,8 @@ class Examination:
         ]
         return Finding(
             list({issue.layer: issue for issue in found}.values()),
-            [each for number, each in updated.items() if number not in self._dependent],
-            branches=trial.forward.effects.branches,
+            [each for number, each in self._assigned.items() if number not in self._dependent],
+            branches=trial.effects.branches,
         )
 
     def _tried(self, values: list[Any]) -> list[PrivacyIssue]:
@@ -126,206 +180,210 @@ class Examination:
         Raises:
             ValueError: If no rows show anything.
         """
-        failure: Exception | None = None
+        trial, failure = self._trial, None
         for is_last in (False, True):
             for source in self._sources():
-                self._source, self._is_shown = source, False
                 try:
-                    if (found := self._compared(values)) or self._is_shown:
+                    if (found := self._compared(source, values)) or self._is_shown:
                         return found
                 except Exception as error:
                     failure = failure or error
             if not is_last:
                 values = self._bearable(values)
+                trial.use_variables(trial.variables, trained_only=True)
         raise ValueError(self._told(self._culprits(failure))) from failure
 
-    def _compared(self, values: list[Any]) -> list[PrivacyIssue]:
+    def _compared(self, source: Source, values: list[Any]) -> list[PrivacyIssue]:
         """Compare a pass with others, for which rows were exchanged, moved or left out.
 
         Args:
+            source: Where the rows come from.
             values: The values of the variables.
 
         Returns:
             The issues with Python's state, or at most one with a layer or a loss.
         """
-        trial = self._trial
+        trial, is_first = self._trial, self._state == 0
         # Others are whole sequences, so that the longest one of the batch always changes.
-        given, others = self._rows(), self._rows(with_padding=False)
-        first, assigned = self._first(given, values)
-        further = self._further(values)
-        if self._state == 0 and (found := self._left_behind(given, others, first, values)):
+        given, others = self._rows(source), self._rows((source[0], False))
+        first = self._first(given, values)
+        further, held = self._further(values), PythonState(trial.model)
+        half = self._generator.permutation(trial.size) < trial.size // 2
+        passes = []
+        for exchanged in (half, ~half, np.zeros_like(half))[: 3 if is_first else 2]:
+            places = [exchanged.reshape(-1, *[1] * (each.ndim - 1)) for each in given]
+            mixed = [np.where(*each) for each in zip(places, others, given, strict=True)]
+            passes.append((exchanged, trial.run(mixed, further)))
+            if is_first:
+                held.note()
+        if is_first and (found := self._left_behind(first, passes.pop()[1], held)):
             return found
-        mixing: list[int] = []
-        first_half = trial.half(self._generator)
-        for half in (first_half, ~first_half):
-            exchanged = [
-                np.where(half.reshape(-1, *[1] * (one.ndim - 1)), other, one)
-                for one, other in zip(given, others, strict=True)
-            ]
-            outputs, now = trial.run(exchanged, further)
-            number = _first_difference(first, outputs, self._is_exact, ~half)
-            mixing += [] if number is None else [number]
-            for number in self._last(first):
-                differs = _differ(first[number][half], outputs[number][half], True)
-                self._depends |= self._is_shown and differs
-            self._dependent.update(
-                id(variable)
-                for variable, one, two in zip(trial.updated, assigned, now, strict=True)
-                if _differ(one, two, self._is_exact)
-            )
-        part = trial.layers[min(mixing)] if mixing else None
-        kept = ~first_half if self._state < _DIFFERENTIATED else None
-        if part is None and kept is not None:
-            part = trial.leaking(given, further, kept)
+        mixing = [n for others_at, each in passes for n in self._changed(first, each, others_at)]
+        part, kept = first.parts[min(mixing)] if mixing else None, None
+        if part is None and self._state == _DIFFERENTIATED:
+            kept = ~half
+            first = trial.run(given, further, kept=kept)
+            part = _leaking(first, half)
         if part is not None:
             told = issues.MIXING_LOSS if isinstance(part, OwnLoss) else issues.MIXING
             return [issues.issue_with(trial.model, part, *told)]
-        found = self._placed(given, first, values, kept)
-        return found or self._counted(given, first, values)
+        for compare, told in ((self._placed, issues.PLACE), (self._counted, issues.COUNTING)):
+            part = compare(given, first, further, kept)
+            if part is not None:
+                # A difference is looked at again on other rows, since rounding may decide close to
+                # a threshold, and where it is known what is drawn for each row.
+                given = self._rows(source)
+                trial.look_for_rows_in_draws(given, further)
+                first = trial.run(given, further, kept=kept)
+                part = compare(given, first, further, kept)
+            if part is not None:
+                return [issues.issue_with(trial.model, part, *told)]
+        return []
 
-    def _left_behind(
-        self,
-        given: list[np.ndarray],
-        others: list[np.ndarray],
-        first: list[np.ndarray],
-        values: list[Any],
-    ) -> list[PrivacyIssue]:
+    def _changed(self, first: Pass, other: Pass, exchanged: np.ndarray) -> list[int]:
+        """Return the numbers of the outputs that changed for rows which are the same.
+
+        Args:
+            first: A pass.
+            other: A pass with other rows.
+            exchanged: Which rows are others.
+        """
+        pairs = list(zip(first.digests, other.digests, strict=True))
+        for number in self._last(first):
+            one, two = (each[exchanged] for each in pairs[number])
+            self._depends |= self._is_shown and _differ(one, two, True)
+        for (variable, one), (_, two) in zip(first.assigned, other.assigned, strict=True):
+            self._assigned[id(variable)] = variable
+            if _differ(one, two, self._is_exact):
+                self._dependent.add(id(variable))
+        # An output without an axis of rows cannot be compared row by row.
+        return [
+            number
+            for number, (one, two) in enumerate(pairs)
+            if len(one) == len(exchanged)
+            and _differ(one[~exchanged], two[~exchanged], self._is_exact)
+        ]
+
+    def _left_behind(self, first: Pass, again: Pass, held: PythonState) -> list[PrivacyIssue]:
         """Return the layers in which a pass leaves something outside of Keras's variables.
 
         Args:
-            given: The rows.
-            others: Other rows.
-            first: What the model has returned for `given`.
-            values: The values of the variables.
+            first: A pass.
+            again: The same pass after others.
+            held: What layers held after the passes that followed the first one.
         """
-        trial, state, outputs = self._trial, PythonState(self._trial.model), []
-        for each in (given, others, given):
-            outputs.append(trial.run(each, self._further(values))[0])
-            state.note()
-        self._is_exact = _first_difference(first, outputs[0], True) is None
-        names = state.names()
-        if not names and trial.forward.effects.writes:
-            names = [trial.model.name]
+        trial, names = self._trial, held.names()
+        pairs = list(zip(first.parts, first.digests, again.digests, strict=True))
+        self._is_exact = not any(_differ(one, two, True) for _, one, two in pairs)
         is_strict = backend.computes_on_cpu()
-        differing = [_first_difference(first, each, is_strict) for each in outputs[::2]]
-        numbers = [number for number in differing if number is not None]
-        if not names and numbers:
-            names = [trial.layers[min(numbers)].name]
+        differing = [part.name for part, one, two in pairs if _differ(one, two, is_strict)]
+        names = names or [trial.model.name] * trial.effects.writes or differing[:1]
         return [PrivacyIssue(name, *issues.OUTSIDE) for name in names]
 
     def _placed(
-        self,
-        given: list[np.ndarray],
-        outputs: list[np.ndarray],
-        values: list[Any],
-        kept: np.ndarray | None,
-    ) -> list[PrivacyIssue]:
-        """Return an issue with the first layer that depends on places.
+        self, given: list[np.ndarray], first: Pass, further: Values, kept: np.ndarray | None
+    ) -> Any:
+        """Return the first layer or loss that depends on places, or None.
 
         Args:
             given: The rows.
-            outputs: What the model returns for them.
-            values: The values of the variables.
-            kept: Rows whose derivatives were taken last and are compared too, or None.
+            first: What the model returns for them.
+            further: The values of the variables.
+            kept: The rows that were differentiated, or None.
         """
-        trial, further = self._trial, self._further(values)
-        for _ in range(2):
-            order = self._generator.permutation(trial.size)
-            order = order[::-1] if (order == np.arange(trial.size)).all() else order
-            moved, layers = [each[order] for each in given], trial.layers
-            pairs = list(zip(outputs, trial.run(moved, further, order)[0], strict=True))
-            compared = set(self._last(outputs))
-            if kept is not None:
-                layers, before = [*layers, *trial.tapped], trial.derivatives
-                trial.leaking(moved, further, kept[order], order)
-                pairs += zip(before, trial.derivatives, strict=True)
-                compared |= set(range(len(outputs), len(pairs)))
-            differing = [
-                number
-                for number, (one, other) in enumerate(pairs)
-                if len(one) == trial.size and not _are_close(one[order], other, 1e-4)
-            ]
-            # An output in between may be a table with as many rows.
-            if not compared.intersection(differing):
-                return []
-            # A difference is looked at again on other rows, and where it is known what is drawn for
-            # each row.
-            given = self._rows()
-            trial.look_for_rows_in_draws(given, further)
-            outputs, _ = trial.run(given, further)
-            if kept is not None:
-                trial.leaking(given, further, kept)
-        number = differing[0]
-        if number >= len(outputs):  # Derivatives differ before the layer, and not behind it.
-            number = min(differing[-1] + 1, len(pairs) - 1)
-        return [issues.issue_with(trial.model, layers[number], *issues.PLACE)]
+        trial = self._trial
+        order = self._generator.permutation(trial.size)
+        order = order[::-1] if (order == np.arange(trial.size)).all() else order
+        moved = [each[order] for each in given]
+        other = trial.run(moved, further, order, None if kept is None else kept[order])
+        differing = [
+            number
+            for number, (one, two) in enumerate(zip(first.digests, other.digests, strict=True))
+            if len(one) == trial.size and not _are_close(one[order], two, 1e-4)
+        ]
+        # An output in between may be a table with as many rows.
+        compared = {*self._last(first), *range(first.num_outputs, len(first.digests))}
+        return first.parts[differing[0]] if compared.intersection(differing) else None
 
     def _counted(
-        self, given: list[np.ndarray], outputs: list[np.ndarray], values: list[Any]
-    ) -> list[PrivacyIssue]:
-        """Return an issue with the first layer whose output for few rows changes with more rows.
+        self, given: list[np.ndarray], first: Pass, further: Values, _: np.ndarray | None
+    ) -> Any:
+        """Return the first layer or loss whose output for few rows changes with more, or None."""
+        if not self._counts_rows:
+            return None
+        number = _FEW if self._trial.size > _FEW else 1
+        few = self._trial.run([each[:number] for each in given], further)
+        outputs = first.digests[: first.num_outputs]
+        pairs = list(zip(few.parts, few.digests, outputs, strict=False))
+        if len(few.digests) != len(outputs):  # Another axis is as long as one of the batches.
+            pairs = [(few.parts[-1], few.digests[-1], outputs[-1])]
+        differing = (
+            part
+            for part, one, two in pairs
+            if len(one) == number and not _are_close(one, two[:number])
+        )
+        return next(differing, None)
 
-        Args:
-            given: The rows.
-            outputs: What the model returns for them.
-            values: The values of the variables.
-        """
-        few, many, further = self._few, self._trial, self._further(values)
-        if few is None:
-            return []
-        if len(few.variables) != len(many.variables):
-            few.use_variables(many.variables)
-        # A difference is looked at again on other rows: rounding may decide close to a threshold.
-        for is_last in (False, True):
-            inputs = [each[: few.size] for each in given[: many.sample.num_inputs]]
-            alone, _ = few.run(inputs, further)
-            # The loss is always that of one row alone.
-            among = outputs if many.loss is None else outputs[:-1]
-            pairs = list(zip(few.layers, alone, among, strict=False))
-            if len(alone) != len(among):  # Another axis is as long as one of the batches.
-                pairs = [(few.layers[-1], alone[-1], among[-1])]
-            differing = [
-                layer
-                for layer, one, other in pairs
-                if len(one) == few.size and not _are_close(one, other[: few.size])
-            ]
-            if not differing:
-                return []
-            if not is_last:
-                given = self._rows()
-                outputs, _ = many.run(given, further)
-        return [issues.issue_with(many.model, differing[0], *issues.COUNTING)]
-
-    def _values_at(self, state: int) -> list[Any]:
+    def _values_at(self, state: int, keeps_sign: bool = False) -> list[Any]:
         """Return the values of the variables at one of the states that are tried."""
-        variables = self._trial.variables
-        if state >= rows.NUM_STATES:
-            return [
-                rows.far_value(backend.array_of(each), state == rows.NUM_STATES)
-                if id(each) in self._counting
-                else each.value
-                for each in variables
-            ]
-        trained = {id(variable) for variable in self._trial.model.trainable_variables}
+        generator = np.random.default_rng(state)
         return [
-            rows.moved_value(backend.array_of(each), state, id(each) in trained, self._generator)
-            if state
+            rows.value_at(state, each, id(each) in self._trained, keeps_sign, generator)
+            if (id(each) in self._counting if state >= rows.NUM_STATES else state > 0)
             else each.value
-            for each in variables
+            for each in self._trial.variables
         ]
 
-    def _sources(self) -> list[tuple[int, bool]]:
-        """Return the sources of rows in the order to try them, and whether sequences are padded."""
+    def _sources(self) -> list[Source]:
+        """Return the sources of rows in the order to try them."""
         numbers = list(range(len(self._trial.sample.sources)))
         if self._state % 2:
             return [*((number, True) for number in numbers), *((n, False) for n in numbers)]
         # The data's own ranges are the last source.
         return [(number, False) for number in (*numbers[-1:], *numbers[:-1])]
 
-    def _rows(self, with_padding: bool = True) -> list[np.ndarray]:
-        """Return rows from the source that is tried."""
-        number, is_padded = self._source
-        return self._trial.rows(self._state, self._generator, number, with_padding and is_padded)
+    def _rows(self, source: Source) -> list[np.ndarray]:
+        """Return rows from a source."""
+        trial = self._trial
+        return trial.sample.drawn(source[0], trial.size, self._state, self._generator, source[1])
+
+    def _further(self, values: list[Any]) -> Values:
+        """Return values of all variables, present ones of those found since, and of the seeds."""
+        further = [each.value for each in self._trial.variables[len(values) :]]
+        seeds = [backend.array_of(each) for each in self._trial.seeds]
+        return [*values, *further], [each + each.dtype.type(self._state) for each in seeds]
+
+    def _first(self, given: list[np.ndarray], values: list[Any]) -> Pass:
+        """Return the first pass of a comparison, and note whether it shows anything."""
+        trial, self._is_shown = self._trial, False
+        first = trial.run(given, self._further(values))
+        known = {id(variable) for variable in trial.variables}
+        if found := [each for key, each in trial.outside_read.items() if key not in known]:
+            # From the next state on, they are moved too.
+            self._counting.update(id(each) for each in found if math.prod(each.shape) == 1)
+            trial.use_variables([*trial.variables, *found])
+            first = trial.run(given, self._further(values))
+        last = [first.digests[number] for number in self._last(first)]
+        self._is_shown = all(2 * np.isfinite(each).sum() > len(each) for each in last)
+        return first
+
+    def _last(self, given: Pass) -> list[int]:
+        """Return the numbers of the outputs of the model itself and of its loss."""
+        trial = self._trial
+        of_rows = [n for n in range(given.num_outputs) if len(given.digests[n]) == trial.size]
+        last = (trial.model, trial.loss)
+        return [number for number in of_rows if given.parts[number] in last] or of_rows
+
+    def _shows(self, given: list[np.ndarray], values: list[Any]) -> bool:
+        """Return whether a pass over some rows shows anything, and note a layer that fails."""
+        wrong: list[Any] = []
+        with contextlib.suppress(Exception):
+            first = self._first(given, values)
+            pairs = zip(first.parts, first.digests, strict=True)
+            wrong = [part for part, each in pairs if not np.isfinite(each).all()]
+        if not self._is_shown:
+            self._failing += wrong[:1] or self._trial.running[-1:]
+        return self._is_shown
 
     def _bearable(self, values: list[Any]) -> list[Any]:
         """Return values at which the model runs, where the given ones are kept if possible.
@@ -334,96 +392,41 @@ class Examination:
         value.
         """
 
-        def shows(values: list[Any]) -> bool:
-            """Return whether a pass over rows of any source shows something."""
-            for source in self._sources():
-                self._source, self._is_shown = source, False
-                with contextlib.suppress(Exception):
-                    self._first(self._rows(), values)
-                if self._is_shown:
-                    return True
-            return False
-
         def with_moved(numbers: list[int], values: list[Any], moved: list[Any]) -> list[Any]:
             """Return values of which as many as possible of these are the moved ones."""
             tried = [moved[n] if n in numbers else value for n, value in enumerate(values)]
-            if shows(tried):
+            if any(self._shows(self._rows(source), tried) for source in self._sources()):
                 return tried
             middle = len(numbers) // 2
             for part in (numbers[:middle], numbers[middle:]) if middle else ():
                 values = with_moved(part, values, moved)
             return values
 
-        variables, numbers = self._trial.variables, list(range(len(values)))
-        kept = [
-            rows.with_sign_of(backend.array_of(each), np.asarray(ops.convert_to_numpy(value)))
-            for each, value in zip(variables, values, strict=False)
-        ]
+        numbers = list(range(len(values)))
+        kept = self._values_at(self._state, keeps_sign=True)
         return with_moved(numbers, with_moved(numbers, self._values_at(0), kept), values)
-
-    def _further(self, values: list[Any]) -> Values:
-        """Return values of all variables, present ones of those found since, and of the seeds."""
-        further = [each.value for each in self._trial.variables[len(values) :]]
-        return [*values, *further], self._trial.seed_values(self._state)
-
-    def _first(
-        self, given: list[np.ndarray], values: list[Any]
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return what the first pass of a comparison yields, and note whether it shows anything."""
-        trial = self._trial
-        outputs, assigned = trial.run(given, self._further(values))
-        known = {id(variable) for variable in trial.variables}
-        if found := [each for each in trial.outside_read if id(each) not in known]:
-            # From the next state on, they are moved too.
-            self._counting.update(id(each) for each in found if math.prod(each.shape) == 1)
-            trial.use_variables([*trial.variables, *found])
-            outputs, assigned = trial.run(given, self._further(values))
-        last = [outputs[number] for number in self._last(outputs)]
-        self._is_shown = all(2 * np.isfinite(each).sum() > len(each) for each in last)
-        return outputs, assigned
-
-    def _last(self, outputs: list[np.ndarray]) -> list[int]:
-        """Return the numbers of the outputs of the model itself and of its loss."""
-        trial = self._trial
-        of_rows = [number for number, each in enumerate(outputs) if len(each) == trial.size]
-        last = (trial.model, trial.loss)
-        return [number for number in of_rows if trial.layers[number] in last] or of_rows
 
     def _culprits(self, failure: Exception | None) -> str:
         """Return a sentence on the layer and the columns with which nothing can be compared."""
-        trial, sample, layer = self._trial, self._trial.sample, self._trial.failed
-        present = [each.value for each in trial.variables]
-
-        def shows(given: list[np.ndarray]) -> bool:
-            """Return whether a pass over some rows shows anything."""
-            nonlocal layer
-            try:
-                outputs, _ = self._first(given, present)
-            except Exception:
-                layer = layer or trial.failed
-                return False
-            wrong = [n for n, each in enumerate(outputs) if not np.isfinite(each).all()]
-            if wrong and not self._is_shown:
-                layer = layer or trial.layers[wrong[0]]
-            return self._is_shown
-
-        self._source = len(sample.sources) - 1, False
-        given, columns = self._rows(), []
+        sample, columns = self._trial.sample, list[str]()
+        present = [each.value for each in self._trial.variables]
+        given = self._rows((len(sample.sources) - 1, False))
         undeclared = [n for n in sample.undeclared if given[n].dtype.kind in "fiu"]
         calm = [each * (number not in undeclared) for number, each in enumerate(given)]
-        is_calm = shows(calm)
-        for number in () if shows(given) else undeclared:
+        self._failing.clear()
+        is_calm = self._shows(calm, present)
+        for number in () if self._shows(given, present) else undeclared:
             for column in itertools.islice(np.ndindex(given[number].shape[1:]), _MOST_COLUMNS):
                 tried, place = list(calm if is_calm else given), (slice(None), *column)
                 # Beside zeros if the model takes them, or in all columns.
                 tried[number] = tried[number].copy()
                 tried[number].T[...] = tried[number].T if is_calm else given[number][place]
                 tried[number][place] = given[number][place]
-                if not shows(tried):
+                if not self._shows(tried, present):
                     at = column[0] if len(column) == 1 else column
                     columns.append(f"{sample.names[number]!r}, column {at}")
         columns = columns or [repr(sample.names[number]) for number in sample.undeclared]
-        where = "a layer" if layer is None else f"layer {layer.name!r}"
+        where = f"layer {self._failing[0].name!r}" if self._failing else "a layer"
         what = "numbers that are not finite" if failure is None else f"an error ({failure})"
         return f"{where} yields {what} (inputs that no layer declares: {'; '.join(columns)})"
 
@@ -438,16 +441,23 @@ class Examination:
         )
 
 
-def _first_difference(
-    one: list[np.ndarray], other: list[np.ndarray], is_exact: bool, rows: Any = slice(None)
-) -> int | None:
-    """Return the number of the first layer output that differs in `rows`, or None."""
-    for number, (value, changed) in enumerate(zip(one, other, strict=True)):
-        # An output without an axis of rows cannot be compared row by row.
-        if isinstance(rows, np.ndarray) and len(value) != len(rows):
-            continue
-        if _differ(value[rows], changed[rows], is_exact):
-            return number
+def _leaking(given: Pass, others: np.ndarray) -> Any:
+    """Return the first layer or loss whose output depends on other rows, or None.
+
+    Args:
+        given: A pass with derivatives of the outputs for some rows.
+        others: The other rows, by which derivatives must be zero.
+
+    Raises:
+        FloatingPointError: If there is none, and most derivatives are not finite.
+    """
+    pairs = list(zip(given.parts, given.digests, strict=True))[given.num_outputs :]
+    finite = [np.isfinite(each[others]) for _, each in pairs]
+    for (part, each), is_finite in zip(pairs, finite, strict=True):
+        if np.any(each[others][is_finite]):
+            return part
+    if any(2 * each.sum() < len(each) for each in finite):
+        raise FloatingPointError("most derivatives by other rows are not finite")
     return None
 
 

@@ -16,112 +16,95 @@ Shape = tuple[Any, ...]
 
 
 class EqualDraws:
-    """The draws of `keras.random` in a pass that is compared with another one.
+    """The draws of `keras.random` in passes that are compared with each other.
 
-    In a pass over other rows of the same number, draws move along with the rows: what a seed
-    generator draws, steps draw from a secret key, so that it may as well have been drawn for
-    another place. Draws from a constant seed stay where they are.
-
-    In a pass over fewer rows, a draw whose shape depends on the number of rows is made in the shape
-    of the larger pass and cut to its own. So the first rows of both passes have the same numbers.
+    Every draw is made for the rows of the largest batch, in their first order; a pass takes what
+    belongs to its own rows. So draws move along with the rows: what a seed generator draws, steps
+    draw from a secret key, so that it may as well have been drawn for another place. Draws from a
+    constant seed stay where they are.
 
     Args:
-        num_rows: Number of rows of the pass.
-        larger: The draws of the pass over more rows, which runs first; None for that pass itself.
-
-    Attributes:
-        shapes: The shapes that the draws of the latest pass have or are given, by argument.
-        others: The same in a pass over another number of rows, which shows the axis of the rows;
-            None to guess it.
+        num_rows: Number of rows of the largest batch.
     """
 
-    def __init__(self, num_rows: int, larger: "EqualDraws | None" = None) -> None:
-        self._num_rows, self._larger = num_rows, larger
-        self.shapes: list[dict[str, Shape]] = []
-        self.others: list[dict[str, Shape]] | None = None
+    def __init__(self, num_rows: int) -> None:
+        self._most = num_rows
+        # The shapes that the draws of a pass have or are given, by argument, by number of rows.
+        self._shapes: dict[int | None, list[dict[str, Shape]]] = {}
+        self._made: list[dict[str, Shape]] = []
+        self._num_rows: Any = num_rows
         self._order: Tensor | None = None
 
     @contextmanager
-    def made(self, order: Tensor | None = None) -> Iterator[None]:
+    def made(self, row: Tensor, order: Tensor | None) -> Iterator[None]:
         """Make the draws of the pass that runs within the context.
 
         Args:
-            order: The former number of each row, with which its draws move. None leaves them.
+            row: A tensor of the pass whose first axis is that of the rows.
+            order: The former numbers of all rows, with which their draws move. None leaves draws
+                as they are, and notes their shapes.
         """
-        self.shapes.clear()
-        self._order = order
+        self._made = self._shapes[row.shape[0]] = []
+        self._num_rows, self._order = ops.shape(row)[0], order
         with keras_private.replaced_draws(self._replaced):
             yield
 
     def _replaced(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Return a function of `keras.random` that draws for the rows of the other pass."""
+        """Return a function of `keras.random` that draws for the rows of the largest batch."""
 
         def drawn(*args: Any, **kwargs: Any) -> Tensor:
-            """Draw in the larger shape or another order, and return what belongs to the rows."""
+            """Draw for all rows, and return what belongs to those of this pass."""
             given = signature(function).bind(*args, **kwargs).arguments
             found = {name: _shape_of(name, value) for name, value in given.items()}
             shapes = {name: shape for name, shape in found.items() if shape is not None}
-            targets = self._targets(shapes)
-            axis = None if isinstance(given.get("seed"), int) else self._axis(shapes)
-            self.shapes.append(shapes)
-            for name, target in targets.items():
-                given[name] = _resized(name, given[name], shapes[name], target)
-                if axis is not None and ops.is_tensor(given[name]):
-                    given[name] = self._moved(given[name], axis, is_back=True)
+            shape = next(iter(shapes.values()), ())
+            axis = self._axis(shape)
+            self._made.append(shapes)
+            if axis is None or self._order is None:
+                return function(**given)
+            is_known = isinstance(shape[axis], int)
+            is_constant = isinstance(given.get("seed"), int)
+            order = ops.arange(self._most) if is_constant else self._order
+            # A row may have several entries in succession.
+            number = shape[axis] // self._num_rows
+            inverse = ops.argsort(order)
+            rows = ops.where(inverse < self._num_rows, inverse, 0)
+            for name, own in shapes.items():
+                length = own[axis] if axis < len(own) else None
+                if length is None or (length != shape[axis] if is_known else type(length) is int):
+                    continue  # It is for all rows.
+                if name in ("shape", "noise_shape"):
+                    given[name] = (*own[:axis], number * self._most, *own[axis + 1 :])
+                else:
+                    given[name] = _taken(given[name], rows, number, axis)
             result = function(**given)
-            # The first of these arguments is the shape of the result, or has its rows.
-            for name in list(shapes)[:1]:
-                pairs = zip(shapes[name], targets[name], strict=True)
-                result = result[tuple(slice(None if own is new else own) for own, new in pairs)]
-            return result if axis is None else self._moved(result, axis)
+            order = order[: self._num_rows]
+            return _taken(result, order, number, axis) if axis < len(result.shape) else result
 
         return drawn
 
-    def _axis(self, shapes: dict[str, Shape]) -> int | None:
-        """Return the axis of the rows in the next draw, None if it does not move."""
-        shape: Shape = next(iter(shapes.values()), ())
-        if self._order is None or self._larger is not None or not shape:
-            return None
-        if self.others is not None:
-            number = len(self.shapes)
-            known = self.others[number] if number < len(self.others) else {}
-            pairs = zip(shape, next(iter(known.values()), shape), strict=False)
-            differing = (not isinstance(own, int) or own != other for own, other in pairs)
-            return next((axis for axis, differs in enumerate(differing) if differs), None)
-        if not isinstance(shape[0], int) or shape[0] % self._num_rows == 0:
+    def _axis(self, shape: Shape) -> int | None:
+        """Return the axis of the rows in the next draw, None if it has none."""
+        number, num_rows = len(self._made), self._num_rows
+        if not isinstance(num_rows, int):  # In a graph, other lengths are known.
+            return next((n for n, each in enumerate(shape) if not isinstance(each, int)), None)
+        for other, known in self._shapes.items():
+            if other != num_rows and number < len(known):
+                pairs = zip(shape, next(iter(known[number].values()), shape), strict=False)
+                return next((n for n, (one, two) in enumerate(pairs) if one != two), None)
+        # Another pass may show that it is not.
+        if shape and shape[0] % num_rows == 0:
             return 0
-        of_rows = (isinstance(each, int) and each == self._num_rows for each in shape)
-        return next((axis for axis, is_of_rows in enumerate(of_rows) if is_of_rows), None)
+        return next((n for n, each in enumerate(shape) if each == num_rows), None)
 
-    def _moved(self, value: Tensor, axis: int, is_back: bool = False) -> Tensor:
-        """Return entries in the order of the rows, each of which may have several in succession."""
-        order = ops.argsort(self._order) if is_back else ops.convert_to_tensor(self._order)
-        if axis >= len(value.shape):
-            return value
-        number = ops.shape(value)[axis] // self._num_rows
-        places = ops.expand_dims(order * number, 1) + ops.arange(number, dtype=order.dtype)
-        return ops.take(value, ops.reshape(places, (-1,)), axis=axis)
 
-    def _targets(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
-        """Return the shapes of the arguments of the next draw in the larger pass."""
-        if self._larger is None:
-            return shapes
-        number, larger = len(self.shapes), self._larger
-        known = larger.shapes[number] if number < len(larger.shapes) else {}
+def _taken(value: Tensor, rows: Tensor, number: Any, axis: int) -> Tensor:
+    """Return the entries of some rows, each of which has a number of them in succession.
 
-        def length(own: Any, other: Any) -> Any:
-            """Return the length of an axis in the larger pass."""
-            if own is None or isinstance(own, int):
-                return other if isinstance(other, int) and other != own else own
-            is_multiple = own % self._num_rows == 0
-            return ops.where(is_multiple, own // self._num_rows * larger._num_rows, own)
-
-        targets = {}
-        for name, shape in shapes.items():
-            others = known.get(name, ())
-            others = others if len(others) == len(shape) else shape
-            targets[name] = tuple(length(*pair) for pair in zip(shape, others, strict=True))
-        return targets
+    PyTorch draws in the order of memory, which this sets.
+    """
+    places = ops.expand_dims(rows * number, 1) + ops.arange(number, dtype=rows.dtype)
+    return ops.take(value, ops.reshape(places, (-1,)), axis=axis)
 
 
 def _shape_of(name: str, value: Any) -> Shape | None:
@@ -132,15 +115,3 @@ def _shape_of(name: str, value: Any) -> Shape | None:
     if name == "seed" or not ops.is_tensor(value) or not len(value.shape):
         return None
     return tuple(ops.shape(value))
-
-
-def _resized(name: str, value: Any, own: Shape, target: Shape) -> Any:
-    """Return a shape, or a tensor with entries repeated, in the shape of the larger pass."""
-    if name in ("shape", "noise_shape"):
-        return target
-    for axis, (length, new) in enumerate(zip(own, target, strict=True)):
-        # The first axis always: PyTorch draws in the order of memory, which a gather sets.
-        if axis == 0 or new is not length:
-            places = ops.arange(new)
-            value = ops.take(value, ops.where(places < length, places, 0), axis=axis)
-    return value

@@ -4,6 +4,8 @@ Where a step runs eagerly, a layer can keep buffers, attributes or lists, and wh
 data reaches the next step past clipping and noise.
 """
 
+import contextlib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +17,10 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 
 _DEPTH = 7
-_LIBRARIES = ("keras", "keras_adaclip", "tensorflow", "jax", "jaxlib", "builtins", "numpy", "torch")
+_OWN = ("keras", "keras_adaclip")
+_LIBRARIES = (*_OWN, "tensorflow", "jax", "jaxlib", "builtins", "numpy", "torch")
+_NOT_STATE = (keras.Variable, keras.Layer, keras.KerasTensor, type)
+_LISTS = (list, tuple, set, frozenset, deque)
 
 
 class PythonState:
@@ -36,25 +41,16 @@ class PythonState:
         """Note the numbers that are held now."""
         held: dict[tuple[str, ...], np.ndarray] = {}
         for number, layer in enumerate(keras_private.flatten_layers(self._model)):
-            seen = {id(layer)}
-            # Keras empties what `add_loss` fills, and the probe reports it.
-            own = {
-                name: part
-                for name, part in vars(layer).items()
-                if name not in keras_private.ADDED_LOSSES
-            }
-            # A class may hold a default under the name of an attribute.
-            classes = {
-                kind.__qualname__: vars(kind)
-                for kind in type(layer).__mro__
-                if not _is_of_library(kind)
-            }
-            for name, part in {"": own, **classes}.items():
-                for path, value in _numbers_in(part, (str(number), name), seen):
-                    if value is None or self._is_changed(path, value):
-                        self._names[layer.name] = None
-                    if value is not None:
-                        held[path] = value
+            # Keras empties what `add_loss` fills, and it is reported anyway. A class may hold a
+            # default under the name of an attribute.
+            own = {n: v for n, v in vars(layer).items() if n not in keras_private.ADDED_LOSSES}
+            classes = [kind for kind in type(layer).__mro__ if not _is_of(kind, _LIBRARIES)]
+            parts = {"": own, **{kind.__qualname__: dict(vars(kind)) for kind in classes}}
+            for path, value in _numbers_in(parts, (str(number),), {id(layer)}):
+                if value is None or self._is_changed(path, value):
+                    self._names[layer.name] = None
+                if value is not None:
+                    held[path] = value
         self._latest = held
 
     def names(self) -> list[str]:
@@ -69,8 +65,8 @@ class PythonState:
         return before is None or not np.array_equal(value, before, equal_nan=is_number)
 
 
-def _is_of_library(kind: type, libraries: tuple[str, ...] = _LIBRARIES) -> bool:
-    """Return whether a class belongs to a library and not to the user."""
+def _is_of(kind: type, libraries: tuple[str, ...]) -> bool:
+    """Return whether a class belongs to a library."""
     return kind.__module__.partition(".")[0] in libraries
 
 
@@ -81,49 +77,38 @@ def _numbers_in(
 
     None stands for a tensor that is being traced.
     """
-    if isinstance(value, (keras.Variable, keras.Layer, keras.KerasTensor, type)):
-        return
-    if isinstance(value, (int, float, complex)):
-        yield path, np.asarray(value)
-        return
-    if backend.is_traced(value):
-        yield path, None
-        return
-    array = _as_array(value)
-    if array is not None:
+    array = None if isinstance(value, _NOT_STATE) else _as_array(value)
+    if array is not None or backend.is_traced(value):
         yield path, array
-        return
-    if id(value) in seen or len(path) > _DEPTH:
-        return
-    seen.add(id(value))
-    children: Any = ()
+    elif not isinstance(value, _NOT_STATE) and id(value) not in seen and len(path) <= _DEPTH:
+        seen.add(id(value))
+        for key, child in list(_children(value)):
+            yield from _numbers_in(child, (*path, repr(key)), seen)
+
+
+def _children(value: Any) -> Any:
+    """Return what a value holds, with names."""
     if isinstance(value, Mapping):
-        children = value.items()
-    elif isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
-        children = enumerate(value)
-    elif hasattr(value, "__dict__") and (_is_module(value) or not callable(value)):
-        # Keras's own lists and dicts hold what a layer was given; its other objects do not. Nor do
-        # the strategies of `tf.distribute`, which count what their workers send.
-        is_strategy = type(value).__module__.startswith("tensorflow.python.distribute.")
-        is_of_keras = is_strategy or _is_of_library(type(value), ("keras", "keras_adaclip"))
-        children = () if is_of_keras else vars(value).items()
-    for key, child in list(children):
-        yield from _numbers_in(child, (*path, repr(key)), seen)
-
-
-def _is_module(value: Any) -> bool:
-    """Return whether the value is a module of PyTorch."""
-    return any(each.__module__.startswith("torch.nn") for each in type(value).__mro__)
+        return value.items()
+    if isinstance(value, _LISTS):
+        return enumerate(value)
+    is_module = any(each.__module__.startswith("torch.nn") for each in type(value).__mro__)
+    if not hasattr(value, "__dict__") or (callable(value) and not is_module):
+        return ()
+    # Keras's own lists and dicts hold what a layer was given; its other objects do not. Nor do the
+    # strategies of `tf.distribute`, which count what their workers send.
+    is_strategy = type(value).__module__.startswith("tensorflow.python.distribute.")
+    return () if is_strategy or _is_of(type(value), _OWN) else vars(value).items()
 
 
 def _as_array(value: Any) -> np.ndarray | None:
     """Return the value as an array of numbers, or None if it is none."""
     # A `tf.Variable` is no tensor, but has both attributes.
     is_tensor = ops.is_tensor(value) or (hasattr(value, "numpy") and hasattr(value, "dtype"))
-    if not (is_tensor or isinstance(value, (np.ndarray, np.generic))):
+    is_number = isinstance(value, (int, float, complex, np.ndarray, np.generic))
+    if backend.is_traced(value) or not (is_tensor or is_number):
         return None
-    try:
-        array = np.array(ops.convert_to_numpy(value))
-    except Exception:
-        return None
-    return array if array.dtype.kind in "biufc" else None
+    with contextlib.suppress(Exception):
+        array = np.array(value if is_number else ops.convert_to_numpy(value))
+        return array if array.dtype.kind in "biufc" else None
+    return None

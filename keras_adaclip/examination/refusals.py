@@ -230,47 +230,34 @@ def _is_loss_separable(model: keras.Model, spread: float, batch: Batch) -> bool 
         spread: What is added to the predictions at most.
         batch: The rows.
     """
-    evaluate = functools.partial(_losses, model, spread)
-    variables, parts = [*model.variables, *model.metrics_variables], (batch.x, batch.y)
-    (losses,) = backend.evaluate_each(evaluate, variables, [parts])
-    is_shown = np.isfinite(losses[0]) and any(map(np.any, losses))
-    return _is_separable(*losses) if is_shown else None
-
-
-def _losses(model: keras.Model, spread: float, parts: tuple[Any, Any]) -> list[Tensor]:
-    """Return the loss of the batch, twice, and the losses of its rows, of shape `(rows,)`.
-
-    Args:
-        model: A compiled and built model.
-        spread: What is added to the predictions at most.
-        parts: Inputs and targets.
-    """
 
     def moved(value: Tensor) -> Tensor:
         """Return other predictions, without their mask, so that no mask rescales anything."""
         noise = np.random.default_rng(0).uniform(0.0, spread, tuple(value.shape))
         return value + ops.cast(noise, value.dtype)
 
-    batch = Batch(*parts)
-    y_pred = gradients.call_model(model, batch.x, training=False)
-    y_pred = keras.tree.map_structure(moved, y_pred)
-    whole = Batch({"x": batch.x, "y_pred": y_pred}, batch.y)
-
     def loss(part: Batch) -> Tensor:
         """Return the loss of some rows, with Keras's reduction."""
         named = {} if part.y is None else {"y": part.y}
         return ops.cast(gradients.compute_loss(model, **part.x, **named), "float32")
 
-    singles = [loss(whole.rows(row, 1)) for row in range(_NUM_LOSS_ROWS)]
-    return [loss(whole), loss(whole), ops.stack(singles)]
+    def losses(_: Any) -> list[Tensor]:
+        """Return the loss of the batch, twice, and the losses of its rows."""
+        y_pred = gradients.call_model(model, batch.x, training=False)
+        y_pred = keras.tree.map_structure(moved, y_pred)
+        whole = Batch({"x": batch.x, "y_pred": y_pred}, batch.y)
+        singles = [loss(whole.rows(row, 1)) for row in range(_NUM_LOSS_ROWS)]
+        return [loss(whole), loss(whole), ops.stack(singles)]
 
-
-def _is_separable(value: np.ndarray, again: np.ndarray, singles: np.ndarray) -> bool:
-    """Return whether `value` may be a weighted mean or a sum of `singles`, or cannot be judged."""
+    variables = [*model.variables, *model.metrics_variables]
+    ((value, again, singles),) = backend.evaluate_each(losses, variables, [()])
+    if not (np.isfinite(value) and (value or again or singles.any())):
+        return None
     if not np.isclose(value, again, rtol=1e-5):
-        return True
+        return True  # It draws random numbers, and cannot be judged.
     if not np.isfinite(singles).all():
         return False
+    # A weighted mean lies between the least and the largest, a sum may be anything else.
     slack = _LOSS_TOLERANCE * max(float(np.abs(singles).max()), 1e-2)
     is_mean = singles.min() - slack <= value <= singles.max() + slack
     return bool(is_mean or abs(value - singles.sum()) <= _NUM_LOSS_ROWS * slack)

@@ -1,6 +1,5 @@
 """Made-up rows, and values that variables may come to have, for an examination."""
 
-import contextlib
 import copy
 import functools
 import math
@@ -20,74 +19,46 @@ from keras_adaclip.sampling import as_array
 # States of the variables that are tried: the present one, and two that `moved_value` makes. At two
 # more, every variable that may be a counter is far from zero.
 NUM_STATES, NUM_FAR_STATES = 3, 2
-# More than the number of steps of any run.
-_FAR = 1e9
+# More than the number of steps of any run, and a large number of half precision.
+_FAR, _FAR_HALF = 1e9, 6e4
 # Of a made-up input, whose square float32 can hold, and of one that is whole.
 _LARGEST, _LARGEST_ID = 1e15, 2.0**62
 # Numbers of the data whose range is read, and rows that are looked at for whole numbers.
 _MOST_READ, _NUM_LOOKED_AT = 1 << 28, 1000
 # Two rows are compared in each trial of a proof.
 _NUM_ROWS_OF_PROOF = 12
-# Longer noise repeats this many draws, which is faster. The number is prime, so that rows differ.
-_MOST_DRAWN = 65_537
 _NUM_WORDS = 100
 
 
-def moved_value(value: np.ndarray, state: int, trained: bool, generator: Generator) -> np.ndarray:
+def value_at(
+    state: int, variable: keras.Variable, is_trained: bool, keeps_sign: bool, generator: Generator
+) -> np.ndarray:
     """Return another value that a variable may come to have.
 
     Args:
-        value: The present value.
-        state: 1 moves it a little, 2 reverses every sign too.
-        trained: Whether the optimizer moves the variable.
+        state: 1 moves it a little, 2 reverses every sign too; at the two far states it is a counter
+            that has counted up or down for very many steps.
+        variable: The variable.
+        is_trained: Whether the optimizer moves it.
+        keeps_sign: Whether floats keep their sign.
         generator: Draws the noise.
     """
-    if value.dtype.kind == "b":
-        return np.logical_xor(value, state == 1)
-    if value.dtype.kind in "iu":  # It may count steps, or be a table of positions.
-        is_counter = value.size == 1 and not trained
+    value = backend.array_of(variable)
+    is_far, kind = state >= NUM_STATES, value.dtype.kind
+    if kind == "b":
+        return np.full_like(value, state == NUM_STATES) if is_far else value ^ (state == 1)
+    if is_far:
+        far = _FAR if state == NUM_STATES else -_FAR
+        if kind in "iu" or value.dtype.itemsize == 2:
+            most = float(np.iinfo(value.dtype).max) if kind in "iu" else _FAR_HALF
+            far = min(max(far, 0.0 if kind == "u" else -most / 2), most / 2)
+        return np.full_like(value, far)
+    if kind in "iu":  # It may count steps, or be a table of positions.
+        is_counter = value.size == 1 and not is_trained
         return np.asarray(value + 10.0**state * is_counter).astype(value.dtype)
-    # Weights can be many, so each of these operations counts.
-    numbers = value.astype("float32").ravel()
-    size = math.sqrt(float(np.dot(numbers, numbers)) / max(value.size, 1))
-    size = size or 1.0 / math.sqrt(max(math.prod(value.shape[:-1]), 1))
-    drawn = 0.1 * size * generator.normal(size=min(value.size, _MOST_DRAWN))
-    noise = np.resize(drawn.astype("float32"), value.size)
-    is_zero = numbers == 0.0
-    if is_zero.any():
-        noise[is_zero] = 10.0 * np.abs(noise[is_zero])
-    noise += numbers
-    if state == 2:
-        noise = np.negative(noise, out=noise)
-    return noise.reshape(value.shape).astype(value.dtype, copy=False)
-
-
-def with_sign_of(value: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """Return a moved value in which each float keeps its sign, and other kinds are as before.
-
-    Args:
-        value: The present value; zeros count as positive.
-        moved: The other value.
-    """
-    if value.dtype.kind in "biu":
-        return value
-    return np.where((moved < 0) != (value < 0), -moved, moved).astype(value.dtype)
-
-
-def far_value(value: np.ndarray, is_negative: bool) -> np.ndarray:
-    """Return the value of a counter after very many steps.
-
-    Args:
-        value: The present value.
-        is_negative: Whether it counts down.
-    """
-    if value.dtype.kind == "b":
-        return np.full_like(value, not is_negative)
-    info = np.iinfo(value.dtype) if value.dtype.kind in "iu" else np.finfo("float16")
-    far = -_FAR if is_negative else _FAR
-    if value.dtype.kind in "iu" or value.dtype == np.float16:
-        far = np.clip(far, float(info.min) / 2, float(info.max) / 2)
-    return np.full_like(value, far)
+    factor = -1.0 if state == 2 else 1.0
+    moved = gradients.moved_value(value, factor, 0.1, keeps_sign, generator)
+    return moved.astype(value.dtype, copy=False)
 
 
 def known_words(model: keras.Model) -> list[str]:
@@ -137,8 +108,8 @@ class SampleRows:
 
     There are several sources of rows. Inputs follow what is declared, in each of them: ranges of
     the user's, the table or the vocabulary of the layer that an input feeds. Other numbers are
-    small, of both signs in the first source and positive in the second. Targets are numbers of
-    classes, as many as the model has outputs, or numbers between 0 and 1. In the last source,
+    small, of both signs in the first source and positive in the second. Targets are numbers between
+    0 and 1, whole ones where they are integers: most losses take these. In the last source,
     whatever is not declared stays within the range of each column of the data.
 
     Args:
@@ -160,10 +131,13 @@ class SampleRows:
     ) -> None:
         parts = {"y": rows.y, "sample_weight": rows.sample_weight}
         self.structure = rows.x, {name: part for name, part in parts.items() if part is not None}
-        self._model, self._rows, self._known = model, rows, known
+        self._model, self._known = model, known
         self._inputs, self._targets, weights = map(_leaves, (rows.x, rows.y, rows.sample_weight))
         self._weights = [np.ones_like(value[:1]) for value in weights]
         self.num_inputs = len(self._inputs)
+        layers = keras_private.flatten_layers(model)
+        masking = [layer for layer in layers if isinstance(layer, keras.layers.Masking)]
+        self._paddings = [0.0, *(float(layer.mask_value) for layer in masking)]
         self._declared = _laws_of_user(ranges, rows.x, self._inputs)
 
     @functools.cached_property
@@ -184,7 +158,10 @@ class SampleRows:
         """The laws of all inputs and targets, for each source."""
         has_floats = any(self._inputs[number].dtype.kind == "f" for number in self.undeclared)
         words, known = known_words(self._model), self._known
-        targets = _laws_of_targets(self._model, self._rows, self._targets)
+        targets = [
+            Law(is_whole=value.dtype.kind != "f", values=[""] if value.dtype.kind == "O" else None)
+            for value in self._targets
+        ]
         pairs = list(zip(self._declared, self._inputs, strict=True))
         sources = [
             [law or _small(value, low, words) for law, value in pairs] + targets
@@ -214,7 +191,9 @@ class SampleRows:
         alone.sources = [laws[:1] for laws in self.sources]
         return alone
 
-    def drawn(self, source: int, size: int, state: int, generator: Generator) -> list[np.ndarray]:
+    def drawn(
+        self, source: int, size: int, state: int, generator: Generator, is_padded: bool = False
+    ) -> list[np.ndarray]:
         """Return rows: inputs, targets and weights.
 
         Args:
@@ -222,12 +201,17 @@ class SampleRows:
             size: The number of rows.
             state: Decides from which parts of the ranges they are.
             generator: Draws the rows.
+            is_padded: Whether sequences end early, behind which there is padding.
         """
         pairs = zip(self.sources[source], [*self._inputs, *self._targets], strict=True)
         rows = [
             law.drawn((size, *value.shape[1:]), value.dtype, state, generator)
             for law, value in pairs
         ]
+        if is_padded:
+            padding = self._paddings[state // 2 % len(self._paddings)]
+            inputs = [cut_short(each, padding, generator) for each in rows[: self.num_inputs]]
+            rows = inputs + rows[self.num_inputs :]
         return rows + [np.repeat(value, size, axis=0) for value in self._weights]
 
     def batch(self, source: int = 0, size: int = _NUM_ROWS_OF_PROOF) -> Batch:
@@ -311,9 +295,7 @@ def _law_of_layer(layer: keras.Layer) -> Law | None:
         return Law(0, layer.input_dim - 1)
     if isinstance(layer, kinds.CategoryEncoding) and layer.num_tokens is not None:
         return Law(0, layer.num_tokens - 1)
-    if isinstance(layer, kinds.IntegerLookup):
-        return Law(values=layer.get_vocabulary(include_special_tokens=False)[:_NUM_WORDS])
-    if isinstance(layer, kinds.StringLookup):
+    if isinstance(layer, (kinds.IntegerLookup, kinds.StringLookup)):
         return Law(values=layer.get_vocabulary(include_special_tokens=False)[:_NUM_WORDS])
     return None
 
@@ -347,30 +329,6 @@ def _laws_of_user(ranges: Any, x: Any, inputs: list[np.ndarray]) -> list[Law | N
             "highest)` of finite numbers or arrays of the shape of one example in the place of "
             f"each array of numbers, or None. Received: input_ranges={ranges!r} ({error})"
         ) from error
-    return laws
-
-
-def _laws_of_targets(model: keras.Model, rows: Batch, targets: list[np.ndarray]) -> list[Law]:
-    """Return laws that most losses take, from dtypes and the shapes of the model's outputs."""
-    shapes: list[Any] = [tuple(each.shape) for each in getattr(model, "outputs", None) or ()]
-
-    def run() -> None:
-        """Call the model on zeros, for the shapes of its outputs."""
-        zeros = keras.tree.map_structure(lambda value: np.zeros_like(as_array(value)), rows.x)
-        with keras.StatelessScope():
-            outputs = gradients.call_model(model, gradients.finite_rows(Batch(zeros)).x, True)
-        shapes.extend(tuple(each.shape) for each in keras.tree.flatten(outputs))
-
-    if targets and not shapes:
-        with contextlib.suppress(Exception):  # The model may not take zeros.
-            backend.trace(run)
-    laws = []
-    for number, value in enumerate(targets):
-        shape = value.shape[1:]
-        output = shapes[number][1:] if len(shapes) == len(targets) else shape
-        is_class = len(output) >= len(shape) and output != shape and (output[-1] or 0) > 1
-        law = Law(0, output[-1] - 1) if is_class else Law(is_whole=value.dtype.kind != "f")
-        laws.append(_small(value, 0.0, [""]) if value.dtype.kind == "O" else law)
     return laws
 
 

@@ -6,20 +6,21 @@ with respect to the other rows are found too.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
-from numpy.random import Generator
 
 from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
 from keras_adaclip.examination.draws import EqualDraws
 from keras_adaclip.examination.issues import OwnLoss
-from keras_adaclip.examination.rows import SampleRows, cut_short
+from keras_adaclip.examination.rows import SampleRows
 from keras_adaclip.gradients import Batch
 
 Tensor = Any
@@ -28,34 +29,66 @@ Values = tuple[list[Any], list[np.ndarray]]
 
 
 class _WatchedScope(keras.StatelessScope):
-    """A scope that hands on which variables without a value in it are read, and which are assigned.
+    """A scope that notes which variables without a value in it are read, and which are assigned.
 
     Args:
         values: Pairs of a variable and its value within the scope.
-        note_read: Called with each variable that is read and has no value here.
-        note_assigned: Called with each variable that is assigned.
+        read: Gets each variable that is read and has no value here, by its `id`.
+        assigned: Gets each variable that is assigned, without states of random generators.
     """
 
     def __init__(
         self,
-        values: Sequence[tuple[keras.Variable, Tensor]],
-        note_read: Callable[[keras.Variable], None],
-        note_assigned: Callable[[keras.Variable], None],
+        values: list[tuple[keras.Variable, Tensor]],
+        read: dict[int, keras.Variable],
+        assigned: dict[int, keras.Variable],
     ) -> None:
         super().__init__(values, collect_losses=True)
-        self.note_read, self.note_assigned = note_read, note_assigned
+        self._read, self._assigned = read, assigned
 
     def get_current_value(self, variable: keras.Variable) -> Tensor | None:
         """Return the value of a variable, and note the variable if it has none here."""
         value = super().get_current_value(variable)
         if value is None and not keras_private.is_empty(variable):
-            self.note_read(variable)
+            self._read[id(variable)] = variable
         return value
 
     def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
         """Note an update and its variable."""
         self.note_assigned(update[0])
         super().add_update(update)
+
+    def note_assigned(self, variable: keras.Variable) -> None:
+        """Note a variable that is assigned here or in a scope within this one."""
+        if not keras_private.is_seed_generator_state(variable):
+            self._assigned[id(variable)] = variable
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The numbers that a pass yields, in the order in which something wrong shows first.
+
+    Args:
+        parts: For each array, the layer or loss that is wrong where it is: outputs of layers, then
+            derivatives from the last one to the first.
+        digests: A number for each row.
+        num_outputs: How many of them belong to outputs.
+        assigned: The variables that the pass assigned, with a number for each.
+    """
+
+    parts: list[keras.Layer | OwnLoss]
+    digests: list[np.ndarray]
+    num_outputs: int
+    assigned: list[tuple[keras.Variable, np.ndarray]]
+
+
+@dataclass
+class _Seen:
+    """What a compiled function has seen while it was traced: layers, and assigned variables."""
+
+    layers: list[keras.Layer | OwnLoss] = field(default_factory=list)
+    tapped: list[keras.Layer | OwnLoss] = field(default_factory=list)
+    assigned: list[keras.Variable] = field(default_factory=list)
 
 
 class Trial:
@@ -64,278 +97,212 @@ class Trial:
     Args:
         model: A built model.
         sample: Makes the rows up.
-        size: Number of rows of a batch.
+        size: Largest number of rows of a batch.
         with_loss: Whether a loss of the user's own is run too.
-        larger: The same model with more rows, with which this one is compared.
 
     Attributes:
         loss: The loss of the user's own, or None.
         variables: Those of the model and its metrics without random states, and those that are not
             the model's but were read.
         seeds: The states of the model's seed generators.
-        outside_read: The variables that a pass has read, and that are not the model's.
-        outside_assigned: The same of assigned ones, without states of random generators.
-        layers: For each output of the last pass, the layer that returned it.
-        updated: The variables that the last pass assigned.
+        outside_read: The variables that passes have read and that are not the model's, by `id`.
         added: The layers that added a loss of their own.
-        tapped: For each derivative of the last backward pass, the layer that it belongs to.
-        derivatives: A number for each row of each derivative.
-        failed: The layer in which the last pass raised an error, or None.
+        running: The layers whose calls have not returned, after an error the innermost one last.
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        sample: SampleRows,
-        size: int,
-        with_loss: bool = False,
-        larger: "Trial | None" = None,
+        self, model: keras.Model, sample: SampleRows, size: int, with_loss: bool = False
     ) -> None:
         self.loss = OwnLoss.of(model) if with_loss else None
         self.model, self.sample, self.size = model, sample, size
-        self._draws: EqualDraws = EqualDraws(size, None if larger is None else larger._draws)
         x, targets = sample.structure
         self._structure = (x, {} if self.loss is None else targets)
-        layers = keras_private.flatten_layers(model)
-        self._paddings = [0.0] + [
-            float(layer.mask_value) for layer in layers if isinstance(layer, keras.layers.Masking)
-        ]
+        self._num_arrays = len(keras.tree.flatten(self._structure))
         self.seeds = keras_private.seed_generator_states(model)
         of_seeds = {id(state) for state in self.seeds}
         every = [*model.variables, *model.metrics_variables]
         self.variables = [variable for variable in every if id(variable) not in of_seeds]
-        self.outside_read: list[keras.Variable] = []
-        self.outside_assigned: list[keras.Variable] = []
+        self.outside_read: dict[int, keras.Variable] = {}
         self._own = {id(variable) for variable in every}
+        self._assigned: dict[int, keras.Variable] = {}
         self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
-        self.layers: list[keras.Layer | OwnLoss] = []
-        self.updated: list[keras.Variable] = []
         self.added: list[keras.Layer] = []
-        self.failed: keras.Layer | None = None
-        self.tapped: list[keras.Layer] = []
-        self.derivatives: list[np.ndarray] = []
-        self._taps_trained_only = False
+        self.running: list[keras.Layer] = []
+        self._draws = EqualDraws(size)
         self.use_variables(self.variables)
 
-    def use_variables(self, variables: list[keras.Variable]) -> None:
-        """Make the model run with values of these variables."""
-        self.variables = list(variables)
-        self.forward = backend.Evaluator(self._forward, self.model)
-        self._backwards = [
-            backend.Evaluator(functools.partial(self._backward, of_losses=each), self.model)
-            for each in ([False] if self.loss is None else [False, True])
-        ]
-
-    def run(
-        self, rows: list[np.ndarray], values: Values, order: np.ndarray | None = None
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return a number for each row of each layer output, and for each variable assigned.
+    def use_variables(self, variables: list[keras.Variable], trained_only: bool = False) -> None:
+        """Compile again, with values of these variables.
 
         Args:
-            rows: The rows.
-            values: The values of the variables.
-            order: The former number of each row, with which its random numbers move along.
+            variables: The variables.
+            trained_only: Whether derivatives by outputs of layers that train nothing are left out.
+                Before the first trained layer nothing needs them, and not everything has one.
         """
-        outputs, assigned = self.forward([*rows, self._numbers(order)], values)
-        return outputs, assigned
+        self.variables, self._taps_trained_only = list(variables), trained_only
+        self._functions: dict[Any, tuple[_Seen, backend.Evaluator]] = {}
 
-    def _numbers(self, order: np.ndarray | None) -> np.ndarray:
-        """Return the former number of each row, by default its own one."""
-        return (np.arange(self.size) if order is None else order).astype("int32")
+    @property
+    def effects(self) -> backend.Effects:
+        """The side effects of a forward pass, once there was one."""
+        return next(iter(self._functions.values()))[1].effects
 
-    def look_for_rows_in_draws(self, rows: list[np.ndarray], values: Values) -> None:
-        """Find the axis of the rows in each draw, by a pass over another number of them."""
-        other = Trial(self.model, self.sample, self.size + 3)
-        other.variables = self.variables
-        places = np.arange(other.size, dtype="int32")
-        more = [each[places % self.size] for each in rows[: self.sample.num_inputs]]
-        tensors = [ops.convert_to_tensor(each) for each in (*more, places)]
-        backend.trace(lambda: other._forward(tensors, values) and None)
-        self._draws.others = [*other._draws.shapes]
-        self.use_variables(self.variables)
+    @property
+    def outside_assigned(self) -> list[keras.Variable]:
+        """The variables that passes have assigned and that are not the model's."""
+        return [each for number, each in self._assigned.items() if number not in self._own]
 
-    def leaking(
+    def run(
         self,
         rows: list[np.ndarray],
         values: Values,
-        kept: np.ndarray,
         order: np.ndarray | None = None,
-    ) -> keras.Layer | OwnLoss | None:
-        """Return the layer past which an output of the rows `kept` depends on another row.
-
-        The other arguments are those of `run`.
-
-        Raises:
-            FloatingPointError: If there is none, and most derivatives are not finite.
-        """
-        try:
-            (leaks, self.derivatives), *of_losses = (
-                each([*rows, self._numbers(order), kept], values) for each in self._backwards
-            )
-        except Exception:
-            # Before the first trained layer nothing needs a gradient, and not everything has one.
-            if self._taps_trained_only:
-                raise
-            self._taps_trained_only = True
-            self.use_variables(self.variables)
-            return self.leaking(rows, values, kept, order)
-        leaking = [number for number, leak in enumerate(leaks) if leak > 0.0]
-        if leaking:
-            return self.tapped[min(leaking[-1] + 1, len(self.tapped) - 1)]
-        if any(leak > 0.0 for each, _ in of_losses for leak in each):
-            return self.loss
-        if any(leak < 0.0 for each in (leaks, *(each for each, _ in of_losses)) for leak in each):
-            raise FloatingPointError("most derivatives by other rows are not finite")
-        return None
-
-    def rows(
-        self, state: int, generator: Generator, source: int = 0, with_padding: bool = True
-    ) -> list[np.ndarray]:
-        """Return made-up inputs, and targets and weights for a loss.
+        kept: np.ndarray | None = None,
+    ) -> Pass:
+        """Return what a pass yields.
 
         Args:
-            state: Decides the part of the ranges, and whether sequences are cut short.
-            generator: Draws the rows.
-            source: The number of their source.
-            with_padding: Whether sequences may be cut short.
+            rows: All rows, or the first few.
+            values: The values of the variables.
+            order: The former numbers of all rows, with which their random numbers move.
+            kept: Which rows' outputs are differentiated, None for no derivatives.
         """
-        rows = self.sample.drawn(source, self.size, state, generator)
-        turn, is_odd = divmod(state, 2)
-        if is_odd and with_padding:
-            padding = self._paddings[turn % len(self._paddings)]
-            for number in range(self.sample.num_inputs):
-                rows[number] = cut_short(rows[number], padding, generator)
-        return rows[: self.sample.num_inputs] if self.loss is None else rows
+        num_rows = len(rows[0])
+        # Where steps take any number of rows, so does the function.
+        number = num_rows if backend.needs_fixed_shapes(self.model) else None
+        if (number, kept is None) not in self._functions:
+            seen = _Seen()
+            function = functools.partial(self._pass, seen, kept is not None)
+            self._functions[number, kept is None] = seen, backend.Evaluator(function, self.model)
+        seen, evaluate = self._functions[number, kept is None]
+        order = np.arange(self.size) if order is None else order
+        is_kept = np.ones(num_rows, bool) if kept is None else kept
 
-    def half(self, generator: Generator) -> np.ndarray:
-        """Return half of the rows, drawn at random, as a bool array of shape `(size,)`."""
-        return generator.permutation(self.size) < self.size // 2
+        def found(of_losses: bool) -> Any:
+            """Return digests of outputs, of assigned variables, and of derivatives."""
+            given = (values, order.astype("int32"), np.asarray(of_losses))
+            return evaluate([*rows[: self._num_arrays], is_kept], given)
 
-    def seed_values(self, number: int) -> list[np.ndarray]:
-        """Return the states of the seed generators, moved on by a number."""
-        values = [backend.array_of(state) for state in self.seeds]
-        return [value + np.asarray(number, value.dtype) for value in values]
+        outputs, assigned, derivatives = found(False)
+        layers, tapped = list(seen.layers), seen.tapped
+        pairs = list(zip(seen.assigned, assigned, strict=True))
+        # A derivative that is wrong at a tap, and not at the next one, is so by what is between.
+        layers += [*tapped[-1:], *tapped[:0:-1]] if tapped else []
+        digests = [*outputs, *derivatives[::-1]]
+        if kept is not None and self.loss is not None:
+            of_losses = found(True)[2]
+            layers += [self.loss] * len(of_losses)
+            digests += of_losses
+        return Pass(layers, digests, len(outputs), pairs)
 
-    @contextmanager
-    def _scope(
-        self, values: Values, with_updates: bool, order: Tensor | None = None
-    ) -> Iterator[keras.StatelessScope]:
-        """Yield a scope in which all variables have the given values."""
-        variables = [*self.variables, *self.seeds]
-        tensors = [
-            (variable, ops.convert_to_tensor(value, dtype=variable.dtype))
-            for variable, value in zip(variables, [*values[0], *values[1]], strict=True)
-        ]
+    def program(self, rows: list[np.ndarray], values: Values) -> str | None:
+        """Return what passes with derivatives compile to, with multiples of the rows marked.
 
-        def note(noted: list[keras.Variable], variable: keras.Variable) -> None:
-            """Note a variable once, unless it is the model's."""
-            if id(variable) not in self._own and all(variable is not each for each in noted):
-                noted.append(variable)
+        It is equal for two numbers of rows if the passes differ in these only, or in constants that
+        follow them. None if that is not known.
+        """
+        if not backend.needs_fixed_shapes(self.model):
+            return None
+        evaluate = backend.Evaluator(functools.partial(self._pass, _Seen(), True), self.model)
+        given = (values, np.arange(self.size, dtype="int32"), np.asarray(False))
+        text = evaluate.program([*rows[: self._num_arrays], np.ones(self.size, bool)], given)
 
-        def note_assigned(variable: keras.Variable) -> None:
-            """Note a variable that keeps what is assigned to it."""
-            if with_updates and not keras_private.is_seed_generator_state(variable):
-                note(self.outside_assigned, variable)
+        def marked(found: re.Match[str]) -> str:
+            """Return a number, or how many times the rows it is."""
+            number, rest = divmod(int(found[0]), self.size)
+            return found[0] if rest else f"{number} rows"
 
-        note_read = functools.partial(note, self.outside_read)
-        with _WatchedScope(tensors, note_read, note_assigned) as scope, self._draws.made(order):
-            yield scope
+        # Not the numbers in names. Lengths of axes follow an `x`.
+        return None if text is None else re.sub(r"(?<![%#a-wyzA-Z_\d])\d+", marked, text)
 
-    def _forward(self, rows: list[Tensor], values: Values) -> tuple[list[Tensor], list[Tensor]]:
-        """Return a number for each row of each layer output, and one for each variable assigned."""
-        *rows, order = rows
-        x, targets = keras.tree.pack_sequence_as(self._structure, list(rows))
-        digests: list[Tensor] = []
-        weights: dict[tuple[int, ...], Tensor] = {}
-        for seen in (self.layers, self.updated, self.added):
-            seen.clear()
-        self.failed = None
-        with self._scope(values, True, order) as scope:
+    def look_for_rows_in_draws(self, rows: list[np.ndarray], values: Values) -> None:
+        """Find the axis of the rows in each draw, by a pass over another number of them."""
+        places = np.arange(self.size + 3) % self.size
+        more = [ops.convert_to_tensor(each[places]) for each in rows[: self._num_arrays]]
+        kept, given = ops.ones(len(places), "bool"), (values, None, False)
+        backend.trace(lambda: self._pass(_Seen(), False, [*more, kept], given) and None)
+        self.use_variables(self.variables, self._taps_trained_only)
+
+    def _scope(self, values: Values, with_updates: bool) -> _WatchedScope:
+        """Return a scope in which all variables have the given values."""
+        pairs = zip([*self.variables, *self.seeds], [*values[0], *values[1]], strict=True)
+        tensors = [(each, ops.convert_to_tensor(value, dtype=each.dtype)) for each, value in pairs]
+        # On JAX what is differentiated assigns all variables in the end.
+        return _WatchedScope(tensors, self.outside_read, self._assigned if with_updates else {})
+
+    def _pass(
+        self, seen: _Seen, differentiates: bool, rows: list[Tensor], given: Any
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Return numbers for each row of outputs, for assigned variables, and of derivatives.
+
+        Args:
+            seen: Gets the layers and variables to which these belong.
+            differentiates: Whether the outputs of some rows are differentiated, and no assigned
+                variables returned.
+            rows: The rows, and which of them are differentiated.
+            given: The values of the variables, the former numbers of all rows, and whether losses
+                are differentiated in place of outputs.
+        """
+        values, order, of_losses = given
+        *inputs, kept = rows
+
+        def outputs(tap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
+            """Return the sum of the kept rows of the outputs or the losses, and all numbers."""
+            seen.layers[:], seen.tapped[:], seen.assigned[:] = [], [], []
+            self.running.clear()
+            digests, digest = list[Tensor](), _Digests()
             before = [scope.get_current_value(variable) for variable in self._watched]
-            num_attributed = [0]
+
+            def tapped(layer: keras.Layer, value: Any) -> Any:
+                """Return a tensor of floats with a tap, its mask and its logits attached."""
+                if not (differentiates and self._has_rows(value, kept) and _is_float(value)):
+                    return value
+                if self._taps_trained_only and not keras_private.own_trainable_variables(layer):
+                    return value
+                seen.tapped.append(layer)
+                mask, logits = keras_private.mask_of(value), keras_private.logits_of(value)
+                value = keras_private.attach_mask(tap(value), mask)
+                return keras_private.attach_logits(value, logits)
 
             def record(layer: keras.Layer, result: Any) -> Any:
-                """Note what a layer returns and whether it added a loss."""
+                """Note what a layer returns, and whether it added a loss."""
                 # Inner layers return first, so a loss counts for the layer that added it.
-                if len(scope.losses) > num_attributed[0]:
-                    num_attributed[0] = len(scope.losses)
-                    self.added.append(layer)
+                self.added += [layer] * (len(scope.losses) > len(self.added))
                 for value in keras.tree.flatten(result):
-                    if self._has_rows(value):
-                        self.layers.append(layer)
-                        digests.append(_digest(value, weights))
-                return result
+                    if self._has_rows(value, kept):
+                        seen.layers.append(layer)
+                        digests.append(digest(value))
+                return keras.tree.map_structure(functools.partial(tapped, layer), result)
 
-            with self._watching(record):
-                y_pred = gradients.call_model(self.model, x, training=True)
-            if self.loss is not None:
-                self.layers.append(self.loss)
-                digests.append(self._losses(x, targets, y_pred))
+            x, targets = keras.tree.pack_sequence_as(self._structure, inputs)
+            x = keras.tree.map_structure(functools.partial(tapped, self.model), x)
+            with self._draws.made(kept, order):
+                with self._watching(record):
+                    y_pred = gradients.call_model(self.model, x, training=True)
+                total = ops.zeros(())
+                for value in keras.tree.flatten(y_pred) if differentiates else ():
+                    if self._has_rows(value, kept) and _is_float(value):
+                        total = total + ops.sum(ops.where(kept, digest(value), 0.0))
+                if self.loss is not None:
+                    batch = Batch(x, **targets)
+                    losses = gradients.per_example_losses(self.model, batch, y_pred)[0]
+                    seen.layers.append(self.loss)
+                    digests.append(losses)
+                    total = ops.where(of_losses, ops.sum(ops.where(kept, losses, 0.0)), total)
             assigned = []
             for variable, value in zip(self._watched, before, strict=True):
                 now = scope.get_current_value(variable)
-                if now is not value:
-                    self.updated.append(variable)
-                    assigned.append(_digest(ops.expand_dims(now, 0), weights))
-        return digests, assigned
+                if now is not value and not differentiates:
+                    seen.assigned.append(variable)
+                    assigned.append(digest(ops.expand_dims(now, 0)))
+            return total, (digests, assigned)
 
-    def _losses(self, x: Any, targets: dict[str, Any], y_pred: Any) -> Tensor:
-        """Return the losses of the rows, as the step has them, of shape `(rows,)`."""
-        return gradients.per_example_losses(self.model, Batch(x, **targets), y_pred)[0]
-
-    def _backward(
-        self, rows: list[Tensor], values: Values, of_losses: bool
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return the largest derivative of the outputs of some rows by each tensor of the others.
-
-        Also return a number for each row of each derivative. Where `of_losses` is true, the losses
-        of these rows are differentiated instead.
-        """
-        *inputs, order, kept = rows
-        kept = ops.cast(kept, "float32")
-
-        def outputs(tap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
-            """Return the sum of the kept rows of the outputs, or of the losses."""
-            self.tapped[:] = []
-            skips = self._taps_trained_only
-
-            def record(layer: keras.Layer, result: Any) -> Any:
-                """Return the result with a tap on each tensor of floats."""
-
-                def tapped(value: Any) -> Any:
-                    """Return a tensor with a tap, its mask and its logits attached."""
-                    if not self._has_rows(value) or not keras.backend.is_float_dtype(value.dtype):
-                        return value
-                    if skips and not keras_private.own_trainable_variables(layer):
-                        return value
-                    self.tapped.append(layer)
-                    mask, logits = keras_private.mask_of(value), keras_private.logits_of(value)
-                    value = keras_private.attach_mask(tap(value), mask)
-                    return keras_private.attach_logits(value, logits)
-
-                return keras.tree.map_structure(tapped, result)
-
-            x, targets = keras.tree.pack_sequence_as(self._structure, inputs)
-            x = record(self.model, x)
-            with self._watching(record):
-                y_pred = gradients.call_model(self.model, x, training=True)
-            if of_losses:
-                return ops.sum(self._losses(x, targets, y_pred) * kept), []
-            seen = [value for value in keras.tree.flatten(y_pred) if self._has_rows(value)]
-            weights: dict[tuple[int, ...], Tensor] = {}
-            total = sum(
-                ops.sum(_digest(value, weights) * kept)
-                for value in seen
-                if keras.backend.is_float_dtype(value.dtype)
-            )
-            return total + ops.zeros(()), []
-
-        # On JAX what is differentiated assigns all variables in the end.
-        with self._scope(values, False, order):
-            _, cotangents = backend.differentiate_at_taps(outputs, [*self.variables, *self.seeds])
-            weights: dict[tuple[int, ...], Tensor] = {}
-            digests = [_digest(value, weights) for value in cotangents]
-        return _largest_sizes(cotangents, 1.0 - kept), digests
+        with self._scope(values, not differentiates) as scope:
+            if not differentiates:
+                return (*outputs(lambda value: value)[1], [])
+            variables = [*self.variables, *self.seeds]
+            (digests, assigned), cotangents = backend.differentiate_at_taps(outputs, variables)
+            return digests, assigned, list(map(_Digests(), cotangents))
 
     @contextmanager
     def _watching(self, record: Any) -> Iterator[None]:
@@ -353,11 +320,10 @@ class Trial:
 
             def call(*args: Any, **kwargs: Any) -> Any:
                 """Call the layer and record its result."""
-                try:
-                    return record(layer, original(*args, **kwargs))
-                except Exception:
-                    self.failed = self.failed or layer  # The innermost one comes first.
-                    raise
+                self.running.append(layer)
+                result = record(layer, original(*args, **kwargs))
+                self.running.pop()
+                return result
 
             return call
 
@@ -365,7 +331,7 @@ class Trial:
         with keras_private.replaced_calls({layer: watching(layer) for layer in layers}):
             yield
 
-    def _has_rows(self, value: Any) -> bool:
+    def _has_rows(self, value: Any, kept: Tensor) -> bool:
         """Return whether a tensor holds numbers of each row."""
         # Ragged tensors and texts have no digest; the layers behind them show their effect.
         if not ops.is_tensor(value) or hasattr(value, "row_splits"):
@@ -377,44 +343,31 @@ class Trial:
         except ValueError:  # TensorFlow does not know even the number of axes.
             return False
         # None: a number that is known only when the step runs.
-        return bool(shape) and shape[0] in (self.size, None)
+        return bool(shape) and shape[0] in (kept.shape[0], None)
 
 
-def _digest(value: Tensor, weights: dict[tuple[int, ...], Tensor]) -> Tensor:
-    """Return a weighted sum of each row, of shape `(rows,)`.
+class _Digests:
+    """Weighted sums of the rows of tensors, with weights that have no pattern."""
 
-    Args:
-        value: A tensor of shape `(rows, ...)`.
-        weights: Keeps the weights for other tensors of the same pass.
-    """
-    value, shape = ops.cast(value, "float32"), tuple(value.shape[1:])
-    if not shape or None in shape:
-        flat = ops.reshape(value, (ops.shape(value)[0], -1))
-        return ops.sum(flat * _sines(ops.shape(flat)[1]), axis=1)
-    if shape not in weights:
-        weights[shape] = ops.reshape(_sines(math.prod(shape)), shape)
-    return ops.sum(value * weights[shape], axis=tuple(range(1, len(shape) + 1)))
+    def __init__(self) -> None:
+        self._weights: dict[tuple[int, ...], Tensor] = {}
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """Return a number for each row of a tensor of shape `(rows, ...)`."""
+        value, shape = ops.cast(value, "float32"), tuple(value.shape[1:])
+        if None in shape:
+            value = ops.reshape(value, (ops.shape(value)[0], -1))
+            return ops.sum(value * self._sines(ops.shape(value)[1]), axis=1)
+        if shape not in self._weights:
+            self._weights[shape] = ops.reshape(self._sines(math.prod(shape)), shape)
+        weighted = value * self._weights[shape]
+        return ops.sum(weighted, axis=tuple(range(1, len(shape) + 1))) if shape else weighted
+
+    def _sines(self, number: Any) -> Tensor:
+        """Return a number of weights."""
+        return ops.sin(1.0 + ops.cast(ops.arange(number), "float32"))
 
 
-def _sines(number: Any) -> Tensor:
-    """Return a number of weights that have no pattern."""
-    return ops.sin(1.0 + ops.cast(ops.arange(number), "float32"))
-
-
-def _largest_sizes(values: list[Tensor], rows: Tensor) -> Tensor:
-    """Return the largest finite absolute value of each tensor in the given rows.
-
-    Where it is zero, and fewer than half of the rows are finite, it is -1.
-    """
-    if not values:
-        return ops.zeros((0,))
-    found = []
-    for value in values:
-        value = ops.cast(value, "float32")
-        sizes = ops.reshape(ops.absolute(value), (ops.shape(value)[0], -1))
-        is_finite = sizes < float("inf")
-        largest = ops.max(ops.max(ops.where(is_finite, sizes, 0.0), axis=1) * rows)
-        num_finite = ops.sum(ops.cast(ops.all(is_finite, axis=1), "float32") * rows)
-        is_blind = ops.logical_and(largest == 0.0, 2.0 * num_finite < ops.sum(rows))
-        found.append(ops.where(is_blind, -1.0, largest))
-    return ops.stack(found)
+def _is_float(value: Any) -> bool:
+    """Return whether a tensor holds floats."""
+    return bool(keras.backend.is_float_dtype(value.dtype))

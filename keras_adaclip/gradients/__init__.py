@@ -1,7 +1,7 @@
 """From a batch of examples to the sum of their clipped gradients."""
 
 from keras_adaclip.gradients.augmentation import MIXING_LAYERS, Augmentation
-from keras_adaclip.gradients.batch import Batch, finite_rows, mapped, repeated
+from keras_adaclip.gradients.batch import Batch, finite_rows, mapped
 from keras_adaclip.gradients.clipped_sum import (
     ClippedSum,
     Observed,
@@ -11,7 +11,6 @@ from keras_adaclip.gradients.clipped_sum import (
     with_statistics,
 )
 from keras_adaclip.gradients.draws import DrawingScope, Draws
-from keras_adaclip.gradients.examination import fast_calls_of, layers_outside_loops, unproven_plan
 from keras_adaclip.gradients.forms import (
     GroupedOuterProduct,
     Lookup,
@@ -29,7 +28,14 @@ from keras_adaclip.gradients.losses import (
     tracker_variables,
     update_loss_trackers,
 )
-from keras_adaclip.gradients.plan import LayerReport, layer_reports, make_plan, suggested_plan
+from keras_adaclip.gradients.plan import (
+    LayerReport,
+    fast_calls_of,
+    layer_reports,
+    layers_outside_loops,
+    suggested_plan,
+)
+from keras_adaclip.gradients.proof import make_plan, moved_value
 from keras_adaclip.gradients.totals import MOST_DRAWN_ROWS, MOST_ROWS, Totals
 
 __all__ = [

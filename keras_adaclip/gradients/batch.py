@@ -135,38 +135,24 @@ class Batch:
         return Batch(x, y, sample_weight, mask, num_copies)
 
 
-def finite_rows(rows: Batch) -> Batch:
+def finite_rows(rows: Batch, size: int | None = None) -> Batch:
     """Return the rows as tensors, with zeros in place of numbers that are not finite.
 
     Args:
         rows: A batch of NumPy arrays or tensors.
+        size: Number of rows of the result, which repeats the given ones; None for these.
     """
 
     def clean(value: Any) -> Tensor:
         """Return a tensor of finite numbers."""
         value = ops.convert_to_numpy(value)
+        if size is not None:  # With NumPy: JAX would compile this for each shape.
+            value = value[np.arange(size) % len(value)]
         if value.dtype.kind == "f":
             value = np.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
         return ops.convert_to_tensor(value)
 
     return rows.map_rows(clean, None)
-
-
-def repeated(rows: Batch, size: int, start: int = 0) -> Batch:
-    """Return a batch of `size` rows that repeats the given ones.
-
-    Args:
-        rows: A batch of at least one row, whose values are known.
-        size: The number of rows of the result.
-        start: The number of the first row.
-    """
-
-    def take(value: Tensor) -> Tensor:
-        """Return `size` rows, taken with NumPy: JAX would compile this for each shape."""
-        places = np.arange(start, start + size) % value.shape[0]
-        return ops.convert_to_tensor(ops.convert_to_numpy(value)[places])
-
-    return rows.map_rows(take, None)
 
 
 def mapped(function: Callable[[Any], Tensor], part: Any) -> Any:

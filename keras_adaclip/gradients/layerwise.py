@@ -45,6 +45,9 @@ class GradientPlan:
         batched: For layers with the general rule, the positions of the arguments that have a
             batch axis.
         fast_calls: Faster equivalents of the `call` of some layers.
+        draws: Whether a pass in training mode draws random numbers.
+        forms: By the `id` of each variable that a pass uses, the form of its gradients, and the
+            numbers that they take for one example; None if these depend on a length.
         numbers_per_example: Float32 numbers written for the norms and sums of one example, beyond
             those of forward and backward pass. 0 if not known.
         outputs_per_example: Numbers that the layers return for one example. 0 if not known.
@@ -56,6 +59,8 @@ class GradientPlan:
     looped_reason: str | None = None
     batched: Mapping[keras.Layer, frozenset[int]] = field(default_factory=dict)
     fast_calls: Calls = field(default_factory=dict)
+    draws: bool = False
+    forms: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
     numbers_per_example: int = 0
     outputs_per_example: int = 0
     most_rows: int = MOST_ROWS

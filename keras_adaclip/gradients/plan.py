@@ -1,129 +1,207 @@
-"""Chooses a rule for each layer, and proves the choice on a few rows before training starts.
+"""Chooses a rule for each layer; `proof` compares the choice with plain gradients.
 
-A layer-wise plan is used only after its per-example norms and sums were compared with the plain
-gradients of the same rows, one row at a time. This finds what no table of layers can know: weights
-that are used outside the layer that owns them, layers that merge axes into the batch.
+The model is traced on three rows and on two, and nothing is computed. This shows which arguments of
+a layer have a batch axis, which layers draw random numbers, and how many numbers a pass writes.
 """
 
-import contextlib
+import functools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import keras
+from keras import ops
 
 from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import layerwise
-from keras_adaclip.gradients.batch import Batch, finite_rows, repeated
-from keras_adaclip.gradients.examination import unproven_plan
-from keras_adaclip.gradients.forms import PerExampleGradient
+from keras_adaclip.gradients.batch import Batch, finite_rows
 from keras_adaclip.gradients.forward import call_model, stateless
-from keras_adaclip.gradients.layers import GeneralRule
-from keras_adaclip.gradients.layerwise import GradientPlan, TapRecorder
-from keras_adaclip.gradients.proof import ShowsNothingError, objection, runs_alone
+from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall, rule_for
+from keras_adaclip.gradients.layerwise import Calls, GradientPlan, TapRecorder, looped_plan
+
+# Layers that call the layers inside them in a loop, so that taps cannot leave these calls.
+LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
+_SIZES = (3, 2)
 
 
-def make_plan(
-    model: keras.Model,
-    rows: Batch | Sequence[Batch],
-    method: str = "auto",
-    of_data: Batch | None = None,
+def suggested_plan(
+    model: keras.Model, batches: Sequence[Batch], of_data: Batch | None = None
 ) -> GradientPlan:
-    """Return the fastest plan that is exact for `model`.
-
-    Args:
-        model: A built model with a compiled loss.
-        rows: Two or three examples, as NumPy arrays or tensors, for shapes and the comparison; or
-            several batches of them, of which the first that shows something decides. For training
-            that is private they must be made up, without a look at the data.
-        method: `"layerwise"` requires a layer-wise plan. `"auto"` allows one example after
-            another if no layer-wise plan is exact.
-        of_data: Examples within the ranges of private data, which must prove a layer-wise plan
-            too, or alone where the others show nothing. They never lead to another one.
-
-    Raises:
-        ValueError: If `method` is `"layerwise"` and no layer-wise plan is exact, or if `of_data`
-            would have to decide.
-    """
-    plan = None
-    for each in [rows] if isinstance(rows, Batch) else rows:
-        plan = plan or _proven_plan(model, finite_rows(each), may_choose=True)
-    if of_data is not None and (plan is None or plan.is_layerwise):
-        is_last = plan is None
-        of_ranges = _proven_plan(model, finite_rows(of_data), may_choose=False, is_last=is_last)
-        # Where the made-up rows prove a plan, ranges that show nothing are no objection.
-        if (of_ranges or plan or layerwise.looped_plan("")).is_layerwise:
-            plan = plan or of_ranges
-        else:
-            reason = "gradients are zero or not finite"
-            reason = of_ranges.looped_reason or reason if of_ranges else reason
-            raise ValueError(
-                f"A layer-wise gradient plan of model {model.name!r} is not proved on rows within "
-                f"the range of each column of the data: {reason}. These ranges are private and "
-                "must not choose another plan, and small made-up numbers do not show that it is "
-                "needed. Give public ranges of the inputs with `fit(..., input_ranges=)`."
-            )
-    plan = plan or layerwise.looped_plan("on made-up rows gradients are zero or not finite")
-    if method != "auto" and not plan.is_layerwise:
-        raise ValueError(
-            f"Model {model.name!r} cannot be differentiated with gradient_method={method!r}: "
-            f'{plan.looped_reason}. Use gradient_method="auto", which is exact for every model.'
-        )
-    return plan
-
-
-def suggested_plan(model: keras.Model, batches: Sequence[Batch]) -> GradientPlan:
     """Return the plan that the first batch suggests with which the model runs, without a proof.
+
+    No loss is needed.
 
     Args:
         model: A built model.
-        batches: Batches of two or three examples.
+        batches: Batches of examples, as NumPy arrays or tensors.
+        of_data: Examples within the ranges of private data, where no other batch runs.
+
+    Raises:
+        ValueError: If `of_data` would lead to another plan than a layer-wise one.
     """
-    for rows in map(finite_rows, batches):
-        with contextlib.suppress(Exception):  # The examination names what does not run.
-            return _sized(model, rows, unproven_plan(model, rows)[0])
-    return layerwise.looped_plan("the model does not run on made-up rows")
+    reason = ""
+    for rows in [*batches, *([] if of_data is None else [of_data])]:
+        try:
+            plan = _traced_plan(model, rows)
+        except Exception as error:  # Whatever a backend raises, the last resort is exact.
+            reason = reason or failure_of(error)
+            continue
+        if rows is of_data and not plan.is_layerwise:
+            raise refused_ranges(model, plan.looped_reason)
+        return plan
+    return looped_plan(reason)
 
 
-def _sized(model: keras.Model, rows: Batch, plan: GradientPlan) -> GradientPlan:
-    """Return the plan with the numbers that one example takes."""
-    parts = _forms(model, rows, plan) if plan.is_layerwise else {}
-    numbers = sum(part.numbers_per_example or 0 for part in parts.values())
-    return replace(plan, numbers_per_example=numbers)
+def refused_ranges(model: keras.Model, reason: str | None) -> ValueError:
+    """Return the error for ranges of the data that would choose a plan."""
+    return ValueError(
+        f"A layer-wise gradient plan of model {model.name!r} is not proved on rows within the "
+        f"range of each column of the data: {reason}. These ranges are private and must not choose "
+        "another plan, and small made-up numbers do not show that it is needed. Give public ranges "
+        "of the inputs with `fit(..., input_ranges=)`."
+    )
 
 
-def _proven_plan(
-    model: keras.Model, rows: Batch, may_choose: bool, is_last: bool = False
-) -> GradientPlan | None:
-    """Return a layer-wise plan if it is exact on a few rows, else the last resort.
+def failure_of(error: Exception) -> str:
+    """Return why an error leads to the last resort."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"a layer-wise trial failed with {type(error).__name__}: {lines[-1] if lines else ''}"
 
-    None if the rows show nothing, or too little where they `may_choose` no other plan. If they are
-    the last ones to try, an error with which no example runs is raised.
+
+def _traced_plan(model: keras.Model, rows: Batch) -> GradientPlan:
+    """Return the plan that a trace of the model suggests."""
+    rules, variables = assign_rules(model)
+    fast_calls, drawing = fast_calls_of(model), set[keras.Layer]()
+    plan = GradientPlan(rules, variables, fast_calls=fast_calls)
+    states = keras_private.seed_generator_states(model)
+    num_outputs: list[int] = []
+    traces: list[list[TappedCall]] = []
+
+    def random_state() -> list[Any]:
+        """Return the states of all random generators."""
+        return [backend.outside_random_state(), *(state.value for state in states)]
+
+    def watched(layer: keras.Layer) -> Callable[..., Any]:
+        """Return a `call` that notes random draws and the numbers that single layers return."""
+        call = fast_calls.get(layer) or layer.call
+        is_single = isinstance(layer, LOOPS) or len(keras_private.flatten_layers(layer)) == 1
+
+        def watched_call(*args: Any, **kwargs: Any) -> Any:
+            """Call the layer, and compare the states. An assigned seed is a new tensor."""
+            before = random_state()
+            outputs = call(*args, **kwargs)
+            (outside, *seeds), (former, *given) = random_state(), before
+            if outside != former or any(map(operator.is_not, seeds, given)):
+                drawing.add(layer)
+            if is_single:
+                num_outputs.extend(map(_size, keras.tree.flatten(outputs)))
+            return outputs
+
+        return watched_call
+
+    def forward(size: int) -> None:
+        """Call the model on `size` rows; once the rules are known, apply them."""
+        nonlocal plan
+        recorder, batch = TapRecorder(), finite_rows(Batch(rows.x), size)
+        num_outputs.clear()
+        with stateless(model):
+            calls = {layer: watched(layer) for layer in layers_outside_loops(model)}
+            with recorder.tapped(rules, calls):
+                call_model(model, batch.x, training=True)
+            traces.append(recorder.calls(recorder.tensors, recorder.taps))
+            if len(traces) == len(_SIZES):
+                # The taps stand for their cotangents.
+                plan = _with_forms(_with_arguments(plan, drawing, *traces), traces[-1])
+
+    for size in _SIZES:
+        backend.trace(functools.partial(forward, size))
+    if not plan.is_layerwise:
+        return plan
+    num_numbers = sum(num_outputs) // _SIZES[-1]
+    return replace(plan, draws=bool(drawing), outputs_per_example=num_numbers)
+
+
+def _with_arguments(
+    plan: GradientPlan, drawing: set[keras.Layer], more: list[TappedCall], few: list[TappedCall]
+) -> GradientPlan:
+    """Return the plan with the arguments that have a batch axis, or the last resort.
+
+    Args:
+        plan: A layer-wise plan.
+        drawing: The layers that draw random numbers.
+        more: The calls on more rows.
+        few: The same on fewer rows.
     """
-    try:
-        plan, is_random = unproven_plan(model, rows)
-        if not plan.is_layerwise:
-            return plan
-        parts = _forms(model, rows, plan)
-        of_rules = {
-            id(variable)
-            for layer, rule in plan.rules.items()
-            for variable in ([] if isinstance(rule, GeneralRule) else plan.variables[layer])
-        }
-        reason = objection(model, rows, plan, not is_random, of_rules & parts.keys())
-    except ShowsNothingError as error:
-        return layerwise.looped_plan(str(error)) if error.args and may_choose else None
-    except Exception as error:  # Whatever a backend raises, the last resort is exact.
-        if not runs_alone(model, rows):
-            if is_last:
-                raise
-            return None
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        message = f"{type(error).__name__}: {lines[-1] if lines else ''}"
-        return layerwise.looped_plan(f"a layer-wise trial failed with {message}")
-    if reason is not None:
-        return layerwise.looped_plan(reason)
-    return _sized(model, rows, plan)
+    if len(few) != len(more):
+        return looped_plan("the calls of its layers depend on the batch size")
+    batched: dict[keras.Layer, frozenset[int]] = {}
+    for one, other in zip(more, few, strict=True):
+        layer, reason = one.layer, None
+        sizes = [map(_leading, keras.tree.flatten((c.args, c.kwargs))) for c in (one, other)]
+        pairs = list(enumerate(zip(*sizes, strict=True)))
+        follows = frozenset(number for number, pair in pairs if pair == _SIZES)
+        changes = {number for number, (large, small) in pairs if large != small}
+        if changes - follows or not follows:
+            reason = "is called on something without the batch axis"
+        elif batched.setdefault(layer, follows) != follows:
+            reason = "is called with batches in different arguments"
+        elif isinstance(plan.rules[layer], GeneralRule) and layer in drawing:
+            reason = "has weights and draws random numbers"
+        if reason is not None:
+            return looped_plan(f"layer {layer.name!r} {reason}")
+    return replace(plan, batched=batched)
+
+
+def _with_forms(plan: GradientPlan, calls: list[TappedCall]) -> GradientPlan:
+    """Return the plan with the forms of the gradients of the variables that are used."""
+    if not plan.is_layerwise:
+        return plan
+    parts = layerwise.gradients_of_calls(plan, calls)
+    forms = {key: (part.form, part.numbers_per_example) for key, part in parts.items()}
+    return replace(
+        plan, forms=forms, numbers_per_example=sum(size or 0 for _, size in forms.values())
+    )
+
+
+def assign_rules(
+    model: keras.Model,
+) -> tuple[dict[keras.Layer, LayerRule], dict[keras.Layer, list[keras.Variable]]]:
+    """Return the rule and the trainable weights of each layer that has any."""
+    rules: dict[keras.Layer, LayerRule] = {}
+    variables: dict[keras.Layer, list[keras.Variable]] = {}
+    for layer in layers_outside_loops(model):
+        if isinstance(layer, LOOPS):
+            own = list(layer.trainable_variables)
+        else:
+            own = keras_private.own_trainable_variables(layer)
+        if own:
+            rules[layer] = rule_for(layer) or GeneralRule()
+            variables[layer] = own
+    return rules, variables
+
+
+def fast_calls_of(model: keras.Model, in_loop: bool = False) -> Calls:
+    """Return faster equivalents of the `call` of a model's layers.
+
+    Args:
+        model: A built model.
+        in_loop: Whether the calls happen in a loop inside the step.
+    """
+    calls = {each: backend.fast_call(each, in_loop) for each in keras_private.flatten_layers(model)}
+    return {layer: call for layer, call in calls.items() if call is not None}
+
+
+def layers_outside_loops(model: keras.Model) -> Iterator[keras.Layer]:
+    """Yield the layers of a model, but of a loop only the loop itself."""
+    inside: set[int] = set()
+    for layer in keras_private.flatten_layers(model):
+        if id(layer) not in inside:
+            yield layer
+            if isinstance(layer, LOOPS):
+                inside.update(map(id, keras_private.flatten_layers(layer)))
 
 
 @dataclass(frozen=True)
@@ -146,44 +224,33 @@ class LayerReport:
     bytes_per_example: int | None
 
 
-def layer_reports(model: keras.Model, rows: Batch, plan: GradientPlan) -> list[LayerReport]:
-    """Return a report on each layer with trainable weights.
-
-    Args:
-        model: A built model. It need not be compiled.
-        rows: A few examples, for shapes. Targets are not used.
-        plan: The model's plan.
-    """
+def layer_reports(plan: GradientPlan) -> list[LayerReport]:
+    """Return a report on each layer with trainable weights."""
     if not plan.is_layerwise:
         return [LayerReport("(whole model)", "", "one by one", "written out", 0)]
-    parts = _forms(model, finite_rows(Batch(rows.x)), plan)
     reports = []
     for (layer, rule), own in zip(plan.rules.items(), plan.variables.values(), strict=True):
-        used = [variable for variable in own if id(variable) in parts]
+        used = [variable for variable in own if id(variable) in plan.forms]
         norms, held = "not used", []
         if used:
             largest = max(used, key=lambda variable: math.prod(variable.shape))
-            norms = parts[id(largest)].form
-            held = [parts[id(variable)].numbers_per_example for variable in used]
+            norms = plan.forms[id(largest)][0]
+            held = [plan.forms[id(variable)][1] for variable in used]
         size = None if None in held else 4 * sum(n for n in held if n is not None)
         kind = type(layer).__name__
         reports.append(LayerReport(layer.name, kind, layerwise.name_of_rule(rule), norms, size))
     return reports
 
 
-def _forms(model: keras.Model, rows: Batch, plan: GradientPlan) -> dict[int, PerExampleGradient]:
-    """Return the forms of the gradients of the variables that are used, by the variable's id."""
-    parts: dict[int, PerExampleGradient] = {}
-    rows = repeated(rows, 2)
+def _size(value: Any) -> int:
+    """Return the number of elements of a tensor, counting an axis of unknown length as one."""
+    if not ops.is_tensor(value) or getattr(value.shape, "rank", 0) is None:
+        return 0
+    return math.prod(1 if length is None else int(length) for length in value.shape)
 
-    def record() -> None:
-        """Call the model, and take the tapped tensors themselves for their cotangents."""
-        recorder = TapRecorder()
-        with stateless(model):
-            with recorder.tapped(plan.rules, plan.fast_calls):
-                call_model(model, rows.x, training=True)
-            calls = recorder.calls(recorder.tensors, recorder.taps)
-            parts.update(layerwise.gradients_of_calls(plan, calls))
 
-    backend.trace(record)
-    return parts
+def _leading(value: Any) -> int | None:
+    """Return the first size of a tensor, None for anything else."""
+    if not ops.is_tensor(value) or len(value.shape) == 0:
+        return None
+    return int(value.shape[0])

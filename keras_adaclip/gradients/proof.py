@@ -1,14 +1,16 @@
 """Compares a plan with the plain gradients of single rows, before it is used.
 
+This finds what no table of layers can know: weights that are used outside the layer that owns them,
+layers that merge axes into the batch.
+
 The comparison is made with the weights moved a little. If a layer begins with zeros, as last layers
 often do, all gradients behind it would be zero, and any plan would agree. Weights that are not
 trained are moved too: a factor that is zero now may be nonzero later. A gradient that is zero or
-not finite proves nothing.
+not finite proves nothing, and neither do rows with which plain gradients fail.
 """
 
 import math
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,13 +20,13 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import ParameterGroups
-from keras_adaclip.gradients.batch import Batch, mapped, repeated
+from keras_adaclip.gradients.batch import Batch, finite_rows, mapped
 from keras_adaclip.gradients.forward import single_gradient
-from keras_adaclip.gradients.layers import is_differentiable
-from keras_adaclip.gradients.layerwise import GradientPlan, per_example_gradients
+from keras_adaclip.gradients.layers import GeneralRule, is_differentiable
+from keras_adaclip.gradients.layerwise import GradientPlan, looped_plan, per_example_gradients
+from keras_adaclip.gradients.plan import failure_of, refused_ranges, suggested_plan
 
 Tensor = Any
-Weights = list[tuple[keras.Variable, Tensor]]
 
 # For each trial: the factor of the trained weights, how far weights are moved as a share of their
 # size, and whether they keep their sign. Large weights may saturate all outputs, some must be
@@ -34,177 +36,230 @@ _TRIALS = (
     *((1.0, 0.1, False), (-1.0, 0.1, False), (1.0, 0.1, True)),
     *((0.01, 0.1, False), (1.0, 1.0, True), (1.0, 0.0, True)),
 )
+# Longer noise repeats this many draws, which is faster. The number is prime, so that rows differ.
 _MOST_DRAWN = 65_537
 # A variable with a smaller share of the whole gradient than this is compared with this share.
 _LEAST_SHARE = 0.01
 # Factors and finiteness of three rows, of which the last one must add nothing.
 _FACTORS, _FINITE = np.array([[0.5], [2.0], [0.0]], "float32"), np.array([True, True, False])
+_NOTHING = "gradients are zero or not finite"
 
 
-class ShowsNothingError(Exception):
-    """Raised for rows on which gradients are not finite or zero, with a reason if not all are."""
-
-
-def objection(
-    model: keras.Model, rows: Batch, plan: GradientPlan, training: bool, used: Collection[int]
-) -> str | None:
-    """Return why norms and sums of the plan may not be those of plain gradients; None if they are.
+def make_plan(
+    model: keras.Model,
+    rows: Batch | Sequence[Batch],
+    method: str = "auto",
+    of_data: Batch | None = None,
+    suggested: GradientPlan | None = None,
+) -> GradientPlan:
+    """Return the fastest plan that is exact for `model`.
 
     Args:
         model: A built model with a compiled loss.
-        rows: A few examples with finite numbers.
-        plan: A layer-wise plan.
-        training: The mode of the forward pass.
-        used: The `id` of each variable that a forward pass uses, and of which the plan does not
-            take derivatives as autodiff does.
+        rows: Two or three examples, as NumPy arrays or tensors, for shapes and the comparison; or
+            several batches of them, of which the first that shows something decides. For training
+            that is private they must be made up, without a look at the data.
+        method: `"layerwise"` requires a layer-wise plan. `"auto"` allows one example after
+            another if no layer-wise plan is exact.
+        of_data: Examples within the ranges of private data, which must prove a layer-wise plan
+            too, or alone where the others show nothing. They never lead to another one.
+        suggested: What `suggested_plan` returned, if that is known.
 
     Raises:
-        ShowsNothingError: If the rows show nothing.
+        ValueError: If `method` is `"layerwise"` and no layer-wise plan is exact, or if `of_data`
+            would have to decide.
     """
-    variables = model.trainable_variables
-    unseen = {number for number, each in enumerate(variables) if id(each) in used}
-    found: list[bool] = []
-    for trial, kind in enumerate(_TRIALS):
-        weights = _moved_weights(model, trial, *kind)
-        agrees, seen = _agrees(model, _varied(rows, trial), plan, training, weights)
-        found += [] if agrees is None else [agrees]
-        unseen -= seen if agrees else set()
-        if found.count(False) > 1 or (2 * sum(found) > len(found) and not unseen):
-            break
-    if found and 2 * sum(found) <= len(found):
-        return "layer-wise gradients differ from plain ones on a few rows"
-    if not found:
-        raise ShowsNothingError
-    if unseen:
-        paths = ", ".join(repr(variables[number].path) for number in sorted(unseen))
-        raise ShowsNothingError(f"gradients are zero, which proves nothing, of {paths}")
-    return None
-
-
-def runs_alone(model: keras.Model, rows: Batch) -> bool:
-    """Return whether the plain gradient of the first row is finite and not zero."""
-    held, alone = [*model.variables, *model.metrics_variables], repeated(rows, 1)
-    parts = (alone.x, alone.y, alone.sample_weight)
-    try:
-        (found,) = backend.evaluate_each(
-            lambda parts: single_gradient(model, Batch(*parts))[0], held, [parts]
+    batches = [rows] if isinstance(rows, Batch) else list(rows)
+    plan = suggested or suggested_plan(model, batches)
+    if plan.is_layerwise:
+        proof = _Proof(model, plan)
+        found = (proof.objection(each) for each in batches)
+        reason = next((each for each in found if each is not None), None)
+        if of_data is not None and not reason:
+            of_ranges = proof.objection(of_data, may_choose=False, is_last=reason is None)
+            # Where the made-up rows prove a plan, ranges that show nothing are no objection.
+            if of_ranges or (of_ranges is None and reason is None):
+                raise refused_ranges(model, of_ranges or _NOTHING)
+            reason = ""
+        reason = f"on made-up rows {_NOTHING}" if reason is None else reason
+        plan = looped_plan(reason) if reason else plan
+    if method != "auto" and not plan.is_layerwise:
+        raise ValueError(
+            f"Model {model.name!r} cannot be differentiated with gradient_method={method!r}: "
+            f'{plan.looped_reason}. Use gradient_method="auto", which is exact for every model.'
         )
-    except Exception:
-        return False
-    return all(np.isfinite(each).all() for each in found) and any(np.any(each) for each in found)
+    return plan
 
 
-def _agrees(
-    model: keras.Model, rows: Batch, plan: GradientPlan, training: bool, weights: Weights
-) -> tuple[bool | None, set[int]]:
-    """Compare the plan with plain gradients at other values of some variables.
+def moved_value(
+    value: np.ndarray, factor: float, distance: float, keeps_sign: bool, generator: Any
+) -> np.ndarray:
+    """Return another value that a variable of floats may come to have, float32.
+
+    Args:
+        value: The present value.
+        factor: Factor of the result.
+        distance: How far numbers are moved, as a share of their size. Zeros become positive, of a
+            typical size.
+        keeps_sign: Whether each number keeps its sign; zeros count as positive.
+        generator: Draws the noise.
+    """
+    # Weights can be many, so each of these operations counts.
+    numbers = value.astype("float32").ravel()
+    size = math.sqrt(float(np.dot(numbers, numbers)) / max(value.size, 1))
+    size = size or 1.0 / math.sqrt(max(math.prod(value.shape[:-1]), 1))
+    drawn = generator.standard_normal(min(value.size, _MOST_DRAWN), "float32")
+    noise = np.resize(np.float32(distance * size) * drawn, value.size)
+    is_zero = numbers == 0.0
+    if is_zero.any():
+        noise[is_zero] = np.abs(noise[is_zero]) / np.float32(distance)
+    noise += numbers
+    noise *= np.float32(factor)
+    if keeps_sign:
+        noise = np.copysign(noise, np.where(numbers < 0.0, np.float32(-1.0), np.float32(1.0)))
+    return noise.reshape(value.shape)
+
+
+class _Proof:
+    """Compares a layer-wise plan with plain gradients, with functions that are compiled once.
 
     Args:
         model: A built model with a compiled loss.
-        rows: A few examples.
         plan: The plan.
-        training: The mode of the forward pass.
-        weights: Variables and their other values.
-
-    Returns:
-        Whether the two agree, None if the plain gradients are not finite or all zero. And the
-        numbers of the variables whose gradients are not zero.
     """
-    held = [*model.variables, *model.metrics_variables]
-    moved = [variable for variable, _ in weights]
 
-    def given(batch: Batch, *further: Any) -> tuple[Any, ...]:
-        """Return everything as arguments: a compiler would fold constants number by number."""
-        parts = (batch.x, batch.y, batch.sample_weight)
-        return ([value for _, value in weights], parts, *further)
+    def __init__(self, model: keras.Model, plan: GradientPlan) -> None:
+        self._model, self._plan = model, plan
+        self._held = [*model.variables, *model.metrics_variables]
+        self._plain = backend.Evaluator(self._plain_gradient, model)
+        self._planned = backend.Evaluator(self._norms_and_sums, model)
+        layers = keras_private.flatten_layers(model)
+        self._is_half = any(each.compute_dtype in ("float16", "bfloat16") for each in layers)
 
-    def at(values: list[Tensor]) -> keras.StatelessScope:
-        """Return a scope with the other values."""
-        return keras.StatelessScope(list(zip(moved, values, strict=True)))
+    def objection(self, batch: Batch, may_choose: bool = True, is_last: bool = False) -> str | None:
+        """Return why the plan may not be exact: "" if it is, None if the rows show nothing.
 
-    def planned(arguments: Any) -> list[Tensor]:
+        Args:
+            batch: A few examples.
+            may_choose: Whether rows that show too little are an objection too.
+            is_last: Whether an error with which no row has a plain gradient is raised.
+        """
+        plan, variables = self._plan, self._model.trainable_variables
+        # Of these, the plan does not take derivatives as autodiff does.
+        of_rules = {
+            id(variable)
+            for layer, rule in plan.rules.items()
+            if not isinstance(rule, GeneralRule)
+            for variable in plan.variables[layer]
+        }
+        unseen = {n for n, each in enumerate(variables) if id(each) in of_rules & set(plan.forms)}
+        found: list[bool] = []
+        failure: Exception | None = None
+        for trial, kind in enumerate(_TRIALS):
+            parts, values = _varied(batch, trial), self._moved(trial, *kind)
+            try:
+                pair = [self._plain([], (values, _row(parts, place))) for place in range(2)]
+            except Exception as error:  # Some weights may not be moved so.
+                failure = failure or error
+                continue
+            seen = {number for number, parts in enumerate(zip(*pair, strict=True)) if np.any(parts)}
+            if not seen or not all(np.isfinite(part).all() for each in pair for part in each):
+                continue
+            try:
+                planned = self._planned([], (values, parts, _FACTORS, _FINITE))
+            except Exception as error:  # Whatever a backend raises, the last resort is exact.
+                return failure_of(error)
+            found.append(self._agrees(planned, *pair))
+            unseen -= seen if found[-1] else set()
+            if found.count(False) > 1 or (2 * sum(found) > len(found) and not unseen):
+                break
+        if found and 2 * sum(found) <= len(found):
+            return "layer-wise gradients differ from plain ones on a few rows"
+        if found and not unseen:
+            return ""
+        if found and may_choose:
+            paths = ", ".join(repr(variables[number].path) for number in sorted(unseen))
+            return f"gradients are zero, which proves nothing, of {paths}"
+        if failure is not None and is_last and not found:
+            raise failure
+        return None
+
+    def _agrees(self, planned: list[Any], one: list[Any], other: list[Any]) -> bool:
+        """Return whether norms and sums are those of the gradients of two rows."""
+        norms, *sums = planned
+        squares = [sum(float(np.vdot(part, part)) for part in each) for each in (one, other)]
+        tolerance = 5e-2 if self._is_half else 1e-3
+        if not np.allclose(norms[:2], np.sqrt(squares), rtol=tolerance, atol=1e-7):
+            return False
+        least = (1.0 if self._is_half else _LEAST_SHARE) * math.sqrt(max(squares))
+        for total, first, second in zip(sums, one, other, strict=True):
+            expected = _FACTORS[0, 0] * first + _FACTORS[1, 0] * second
+            size = max(float(np.linalg.norm(expected)), least)
+            if not float(np.linalg.norm(total - expected)) <= tolerance * size + 1e-7:
+                return False
+        return True
+
+    def _norms_and_sums(self, _: Any, given: Any) -> list[Tensor]:
         """Return norms and weighted sums by the plan."""
-        values, parts, factors, finite = arguments
-        with at(values):
-            gradients, _ = per_example_gradients(model, Batch(*parts), plan, training=training)
+        values, parts, factors, finite = given
+        with self._at(values):
+            gradients, _ = per_example_gradients(
+                self._model, Batch(**parts), self._plan, training=not self._plan.draws
+            )
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
-            factors, finite = ops.convert_to_tensor(factors), ops.convert_to_tensor(finite)
-            sums = gradients.weighted_sums(factors, finite, whole).sums
-        return [norms[:2], *sums]
+            return [norms, *gradients.weighted_sums(factors, finite, whole).sums]
 
-    def plain(arguments: Any) -> list[Tensor]:
+    def _plain_gradient(self, _: Any, given: Any) -> list[Tensor]:
         """Return the gradient of a single row."""
-        values, parts = arguments
-        with at(values):
-            return single_gradient(model, Batch(*parts), training)[0]
+        values, parts = given
+        with self._at(values):
+            return single_gradient(self._model, Batch(**parts), not self._plan.draws)[0]
 
-    one, other = backend.evaluate_each(
-        plain, held, [given(repeated(rows, 1, start=index)) for index in range(2)]
-    )
-    seen = {number for number, parts in enumerate(zip(one, other, strict=True)) if np.any(parts)}
-    if not seen or not all(np.isfinite(part).all() for part in (*one, *other)):
-        return None, set()
-    squares = [sum(float(np.vdot(part, part)) for part in each) for each in (one, other)]
-    expected = [np.sqrt(squares)]
-    while one:  # Gradients can be large: each goes when its sum is known.
-        expected.append(_FACTORS[0, 0] * one.pop(0) + _FACTORS[1, 0] * other.pop(0))
-    arguments = given(repeated(rows, len(_FACTORS)), _FACTORS, _FINITE)
-    (found,) = backend.evaluate_each(planned, held, [arguments])
-    half = any(
-        layer.compute_dtype in ("float16", "bfloat16")
-        for layer in keras_private.flatten_layers(model)
-    )
-    tolerance = 5e-2 if half else 1e-3
-    if not np.allclose(found[0], expected[0], rtol=tolerance, atol=1e-7):
-        return False, seen
-    least = (1.0 if half else _LEAST_SHARE) * float(np.max(expected[0]))
-    agrees = all(
-        float(np.linalg.norm(one - other))
-        <= tolerance * max(float(np.linalg.norm(other)), least) + 1e-7
-        for one, other in zip(found[1:], expected[1:], strict=True)
-    )
-    return agrees, seen
+    def _at(self, values: list[Tensor]) -> keras.StatelessScope:
+        """Return a scope with other values, which a compiler would fold if they were constants."""
+        pairs = zip(self._held, values, strict=True)
+        return keras.StatelessScope([(each, ops.cast(value, each.dtype)) for each, value in pairs])
+
+    def _moved(self, seed: int, factor: float, distance: float, keeps_sign: bool) -> list[Any]:
+        """Return the values of all variables, where those of floats are moved."""
+        generator, weights = np.random.default_rng(seed), set(map(id, self._model.weights))
+        return [
+            moved_value(
+                backend.array_of(each),
+                factor if each.trainable else 1.0,
+                distance,
+                keeps_sign or not each.trainable,  # Variances must keep their sign.
+                generator,
+            )
+            if distance
+            and id(each) in weights
+            and "float" in keras.backend.standardize_dtype(each.dtype)
+            else each.value
+            for each in self._held
+        ]
 
 
-def _moved_weights(
-    model: keras.Model, seed: int, factor: float, distance: float, keeps_sign: bool
-) -> Weights:
-    """Return the weights, each moved by a share of its size, or from zero to a typical size."""
-    rng = np.random.default_rng(seed)
-    moved = []
-    for variable in model.weights if distance else ():
-        if "float" not in keras.backend.standardize_dtype(variable.dtype):
-            continue
-        value = backend.array_of(variable).astype("float32")
-        value *= factor if variable.trainable else 1.0
-        size = math.sqrt(float(np.mean(np.square(value)))) if value.size else 0.0
-        fan_in = math.prod(value.shape[:-1])
-        step = distance * size if size > 0.0 else 0.5 / math.sqrt(max(fan_in, 1))
-        # Longer noise repeats so many draws, which is faster. The number is prime.
-        drawn = rng.standard_normal(min(value.size, _MOST_DRAWN), np.float32)
-        noise = np.resize(np.float32(step) * drawn, value.shape)
-        if not variable.trainable:
-            # Variances must keep their sign.
-            noise = np.where(value == 0.0, np.abs(noise), 0.1 * value * np.tanh(noise))
-        noise += value
-        if keeps_sign:
-            noise = np.copysign(noise, np.where(value < 0.0, -1.0, 1.0)).astype("float32")
-        moved.append((variable, ops.convert_to_tensor(noise, dtype=variable.dtype)))
-    return moved
+def _varied(batch: Batch, trial: int) -> dict[str, Any]:
+    """Return three rows, the first two different, in another order and moved in each trial."""
+    rows = finite_rows(batch)
+    places = np.arange(-2 * trial, 3 - 2 * trial) % rows.num_rows
+    scales = np.array([1.0, 1.25 if rows.num_rows == 1 else 1.0, 1.0]) * (1.0 + trial / 64.0)
+
+    def taken(value: Tensor) -> np.ndarray:
+        """Return the three rows."""
+        return np.asarray(ops.convert_to_numpy(value)[places])
+
+    def varied(value: Tensor) -> np.ndarray:
+        """Return the three rows with slightly different numbers."""
+        array = taken(value)
+        return (array.T * scales).T.astype(array.dtype) if is_differentiable(value) else array
+
+    parts = {"y": mapped(taken, rows.y), "sample_weight": mapped(taken, rows.sample_weight)}
+    named = {name: part for name, part in parts.items() if part is not None}
+    return {"x": mapped(varied, rows.x), **named}
 
 
-def _varied(rows: Batch, trial: int) -> Batch:
-    """Return at least two different rows, in another order and with moved inputs per trial."""
-    scales = np.array([1.0, 1.25]) if rows.num_rows == 1 else np.ones(rows.num_rows)
-    rows = repeated(rows, len(scales), start=-2 * trial)
-
-    def vary(value: Tensor) -> Tensor:
-        """Return slightly different numbers, also for each of two equal rows."""
-        if not is_differentiable(value):
-            return value
-        factors = scales.reshape(-1, *[1] * (len(value.shape) - 1)) * (1.0 + trial / 64.0)
-        array = ops.convert_to_numpy(value)
-        return ops.convert_to_tensor((array * factors).astype(array.dtype))
-
-    return replace(rows, x=mapped(vary, rows.x))
+def _row(parts: dict[str, Any], place: int) -> dict[str, Any]:
+    """Return a batch of one row."""
+    return dict(keras.tree.map_structure(lambda value: value[place : place + 1], parts))

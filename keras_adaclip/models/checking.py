@@ -100,8 +100,8 @@ def check(model: keras.Model) -> PrivacyCheck:
         if issues:
             return PrivacyCheck(issues, [])
         rows = sample.batch()
-        plan = gradients.unproven_plan(model, rows)[0]
-        return PrivacyCheck(issues, gradients.layer_reports(model, rows, plan), plan.looped_reason)
+        plan = gradients.suggested_plan(model, [rows])
+        return PrivacyCheck(issues, gradients.layer_reports(plan), plan.looped_reason)
     # The model may not take random rows, and backends raise many kinds of exception then.
     except Exception as error:
         return PrivacyCheck(issues, [], failure=f"{type(error).__name__}: {error}")
@@ -199,8 +199,8 @@ def summary(model: keras.Model, x: Any, batch_size: int | None) -> str:
     rows = sample.batch() if sample and x is None else gradients.finite_rows(Batch(x))
     if not model.built:
         model(rows.x)
-    plan = model.gradient_plan or gradients.unproven_plan(model, rows)[0]
-    reports = gradients.layer_reports(model, rows, plan)
+    plan = model.gradient_plan or gradients.suggested_plan(model, [rows])
+    reports = gradients.layer_reports(plan)
     if not plan.is_layerwise:
         return f"{_as_table(reports)}\n\n{_one_after_another(plan.looped_reason)}"
     text = f"{_as_table(reports)}\n\nAll examples at once, layer by layer."

@@ -299,13 +299,13 @@ class PrivateTraining(training.TrainingBase):
             state.examined.clear()
         try:
             made, of_data = sample.batches() if plan is None else ([], None)
-            suggested = plan or suggested_plan(self, [*made, *([of_data] if of_data else [])])
+            suggested = plan or suggested_plan(self, made, of_data)
             state.plan = dataclasses.replace(suggested, most_rows=most_rows)
             layout = self._examined_layout(data, sample, augmentation)
             if plan is None:
                 examination.refuse(self, examination.loss_issues(self, sample))
                 method = self.optimizer.gradient_method
-                plan = make_plan(self, made, method, of_data)
+                plan = make_plan(self, made, method, of_data, suggested)
                 state.plan = dataclasses.replace(plan, most_rows=most_rows)
                 layout = self._examined_layout(data, sample, augmentation)
         except BaseException:

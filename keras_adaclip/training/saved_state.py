@@ -258,8 +258,8 @@ class SavedState(PlainCopy):
     def _privacy_state(self) -> dict[str, Any]:
         """Return the arrays that are saved under `_STATE_KEYS`."""
         ledger = self.privacy_ledger
-        if self.pledged_ledger is not None and ledger.current is not None:
-            ledger = ledger.merge(self.pledged_ledger.owned_by(ledger.current.owner))
+        if self.pledged_ledger is not None:
+            ledger = ledger.raised_to(self.pledged_ledger)
         in_run = self._account().is_in_a_run
         digests = weight_digests.to_array(self.weights, in_run)
         return {LEDGER_KEY: ledger.to_array(), DIGESTS_KEY: digests}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from keras import layers, ops
 
 from keras_adaclip.gradients import GradientPlan
-from keras_adaclip.gradients.examination import assign_rules
+from keras_adaclip.gradients.plan import assign_rules
 from tests import oracles
 from tests.gradients.support import LOOPED, assert_close, built, row_gradients, runner, tensors
 

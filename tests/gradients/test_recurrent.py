@@ -11,9 +11,9 @@ from keras import layers, ops
 
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import GradientPlan
-from keras_adaclip.gradients.examination import assign_rules
 from keras_adaclip.gradients.layers import rule_for
 from keras_adaclip.gradients.layerwise import TapRecorder
+from keras_adaclip.gradients.plan import assign_rules
 from tests.gradients.architectures import functional
 from tests.gradients.support import built, check_against_rows, rules, with_other_weights
 

@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
-    "accounting": (2_079, 19),
-    "gradients": (1_912, 25),
+    "accounting": (2_089, 19),
     "federated": (1_875, 15),
+    "gradients": (1_875, 24),
     "training": (1_782, 12),
-    "backend": (1_539, 17),
-    "examination": (1_335, 9),
+    "backend": (1_537, 17),
+    "examination": (1_179, 8),
     "tuners": (1_136, 7),
     "optimizers": (1_091, 9),
     "sampling": (833, 10),
@@ -39,7 +39,7 @@ FOLDERS = {
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 27_528
+LINES_OF_TESTS = 27_556
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
 EXECUTED = {"before the first step": (59, 660), "in a step": (41, 230)}
 # How much smaller than its row a figure may be.

@@ -37,11 +37,6 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     return not model.run_eagerly
 
 
-def examines_as_steps_run(model: keras.Model) -> bool:
-    """Override: not if Keras leaves the steps uncompiled."""
-    return bool(model.run_eagerly or model.jit_compile)
-
-
 def is_traced(value: Any) -> bool:
     """Override: a tracer."""
     return isinstance(value, jax.core.Tracer)
@@ -202,6 +197,10 @@ class Evaluator(contract.Evaluator):
         effects = compiled.trace(rows, further).jaxpr.effects
         self.effects = Effects(writes=any("Debug" not in str(type(each)) for each in effects))
         return compiled
+
+    def program(self, rows: list[Any], further: Any) -> str | None:
+        """Override: the lowered function, with its constants."""
+        return str(jax.jit(self._function).lower(rows, further).as_text())
 
 
 def free_memory() -> int:

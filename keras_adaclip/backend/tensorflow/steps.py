@@ -192,7 +192,6 @@ def _effects_of(graph: Any) -> Effects:
     stateful = {kind for kind in kinds if not kind.startswith("Stateless")}
     return Effects(
         writes=any(re.match(r"Assign|Resource(Scatter|Apply)|LookupTableI", k) for k in stateful),
-        draws=any(re.search(r"^Random|^TruncatedNormal|^Multinomial", k) for k in stateful),
         branches=bool(kinds & {"If", "StatelessIf", "Case", "StatelessCase"}),
     )
 
