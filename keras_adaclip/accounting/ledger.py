@@ -183,7 +183,9 @@ class Ledger:
             ran = own.get(row.mechanism, row.emptied())
             releases = max(row.releases - ran.releases, 0)
             steps = max(row.steps - ran.steps, releases)
-            missing = dataclasses.replace(row.emptied(), steps=steps, releases=releases, owner=owner)
+            missing = dataclasses.replace(
+                row.emptied(), steps=steps, releases=releases, owner=owner
+            )
             ledger = ledger.append(missing)
         return ledger
 

@@ -106,7 +106,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
             preparation.refuse_unsuited_settings(optimizer, settings, jit_compile)
             # Its noise must not be compiled: see `refuse_unsuited_settings`.
             jit_compile = False
-        super().compile(  # type: ignore[misc]
+        super().compile(
             optimizer=optimizer,
             loss=loss,
             metrics=metrics,
@@ -120,7 +120,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
 
     def get_compile_config(self) -> Any:
         """Return the arguments of `compile` as plain values."""
-        config = super().get_compile_config()  # type: ignore[misc]
+        config = super().get_compile_config()
         if config is None or self.federated_settings is None:
             return config
         config.pop("auto_scale_loss", None)
@@ -189,7 +189,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
         """
         self._require_compiled()
         settings = self.federated_settings
-        seed = self.optimizer.sampling_seed  # type: ignore[attr-defined]
+        seed = self.optimizer.sampling_seed
         validation_split = check_between_0_and_1("validation_split", validation_split, with_0=True)
         if validation_split and validation_data is None:
             clients, validation_data = checked_clients(clients).split(validation_split, seed=0)
@@ -204,7 +204,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
         self._prepare_rounds(data, input_ranges)
         is_pass, num_epochs = data.sampling is Sampling.SHUFFLE, epochs - initial_epoch
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
-            return super().fit(  # type: ignore[misc]
+            return super().fit(
                 **backend.fit_arguments(cohorts, cohorts.example, self, cohorts.num_open_axes),
                 epochs=epochs,
                 verbose=verbose,
@@ -263,7 +263,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
                 assigns its state.
         """
         self._require_compiled()
-        optimizer: Any = self.optimizer  # type: ignore[attr-defined]
+        optimizer: Any = self.optimizer
         if optimizer.aggregation is not None:
             raise ValueError(
                 f"A `{type(optimizer).__name__}` aggregates in one process. Compile a model that "
@@ -276,7 +276,7 @@ class FederatedTraining(PerClient, training.TrainingBase):
                 "state in each step. Leave it out, or train in one process. "
                 f"Received: {', '.join(variable.path for variable in assigned)}"
             )
-        optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+        optimizer.build(self.trainable_variables)
         self._set_in_steps("contributes", True)
 
     def contribute(self, batch: dict[str, Any]) -> tuple[list[np.ndarray], np.ndarray]:
@@ -296,10 +296,10 @@ class FederatedTraining(PerClient, training.TrainingBase):
                 "`NodeTraining` again."
             )
         batch = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
-        variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]  # type: ignore[attr-defined]
+        variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]
         with backend.keep_variables(variables), keras_private.built_already(self):
-            logs = super().train_on_batch(batch, return_dict=True)  # type: ignore[misc]
-        shapes = [tuple(variable.shape) for variable in self.trainable_variables]  # type: ignore[attr-defined]
+            logs = super().train_on_batch(batch, return_dict=True)
+        shapes = [tuple(variable.shape) for variable in self.trainable_variables]
         # Keras makes a float of an array with one number.
         flat = np.reshape(keras.ops.convert_to_numpy(logs["sums"]), -1).astype(np.float32)
         num_statistics = len(flat) - sum(map(math.prod, shapes))

@@ -347,10 +347,7 @@ class _PlanGuard(keras.callbacks.Callback):
         """Raise `FatalValueError` if a ledger has more than the planned steps."""
         planned = accounting.Ledger((self._planned.advance(self._steps_planned),))
         if not ledger.is_covered_by(planned):
-            received, expected = (
-                "; ".join(str(row) for row in rows)
-                for rows in (ledger, planned)
-            )
+            received, expected = ("; ".join(str(row) for row in rows) for rows in (ledger, planned))
             raise keras_tuner.errors.FatalValueError(
                 "This trial would spend more than planned, so its epsilon might exceed the target. "
                 "Give as many rows as `num_examples`. Every call of `build_model` must return a "
