@@ -89,7 +89,7 @@ class EqualDraws:
         if not isinstance(num_rows, int):  # In a graph, other lengths are known.
             return next((n for n, each in enumerate(shape) if not isinstance(each, int)), None)
         for other, known in self._shapes.items():
-            if other != num_rows and number < len(known):
+            if other not in (num_rows, None) and number < len(known):
                 pairs = zip(shape, next(iter(known[number].values()), shape), strict=False)
                 return next((n for n, (one, two) in enumerate(pairs) if one != two), None)
         # Another pass may show that it is not.

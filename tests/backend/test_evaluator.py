@@ -110,8 +110,6 @@ def test_writes_are_known_on_tensorflow(run_eagerly):
         "writes within": lambda rows, further: [
             tf.cond(rows[0][0, 0] > 0, lambda: variable.assign_add(1.0), lambda: 0.0)
         ],
-        "draws": lambda rows, further: [rows[0] + tf.random.normal((2,))],
-        "draws by seed": lambda rows, further: [keras.random.normal((2,), seed=1)],
     }
     for name, function in functions.items():
         run = evaluator(function, run_eagerly=run_eagerly)

@@ -701,10 +701,6 @@ federated/test_refusals.py::test_a_loss_that_counts_padding_is_refused
 models/test_mixing_later.py::test_a_layer_that_heeds_how_many_rows_there_are_is_refused
 - counts_rows=not is_exact or len(sizes) > 1,
 + counts_rows=False,
-# layers that draw may heed how many rows were drawn | examination/comparisons.py
-models/test_mixing_later.py::test_a_layer_that_heeds_how_many_rows_there_are_is_refused
-- if not self._counts_rows:
-+ if not self._counts_rows or self._trial.seeds:
 # what is loaded within an epoch not counted towards the target | training/base.py
 callbacks/test_privacy_callback.py::test_steps_that_are_loaded_within_an_epoch_count_from_the_next_step_on
 - [budget.count_again for budget in budgets]

@@ -182,9 +182,6 @@ def test_a_wrong_rule_is_found_behind_weights_that_begin_with_zeros(monkeypatch)
     assert "differ from plain ones" in plan.looped_reason
 
 
-# The choice of a method.
-
-
 def private(method, *made, **options):
     model = ka.PrivateSequential([keras.Input((3,)), *made])
     return helpers.compiled(model, 0.0, 0.5, gradient_method=method, loss="mse", **options)
