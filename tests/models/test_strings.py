@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 import keras_adaclip as ka
+from keras_adaclip import backend
 from keras_adaclip.federated import ClientData
 from keras_adaclip.sampling import as_array
 from tests.models import helpers
@@ -152,11 +153,12 @@ def test_objects_that_are_no_strings_are_refused():
 
 
 @on_tensorflow
-def test_strings_over_several_processes_are_refused():
+def test_strings_over_several_processes_are_refused(monkeypatch):
     """Their rows cannot be compared, so that one example could be in two of them."""
     from keras_adaclip.training.processes import host_share
 
-    with pytest.raises(TypeError, match="numbers"):
+    monkeypatch.setattr(backend, "num_processes", lambda: 2)
+    with pytest.raises(TypeError, match="processes compare their rows"):
         host_share(SINGLE, Y, None, 6, None)
 
 
