@@ -24,7 +24,7 @@ FOLDERS = {
     "federated": (2_279, 22),
     "gradients": (1_875, 24),
     "training": (1_615, 11),
-    "backend": (1_539, 17),
+    "backend": (1_537, 17),
     "examination": (1_179, 8),
     "tuners": (1_227, 11),
     "optimizers": (1_192, 10),
