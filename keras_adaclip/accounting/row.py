@@ -148,12 +148,20 @@ class LedgerRow(Mechanism):
         return dataclasses.replace(self.emptied(), sampling=Sampling.STREAM, max_batch_size=0)
 
     def plus(self, other: Self) -> Self:
-        """The row with the counts of another row of the same mechanism added."""
+        """The row with the counts of another one added.
+
+        Args:
+            other: A row of the same mechanism.
+        """
         steps, releases = self.steps + other.steps, self.releases + other.releases
         return dataclasses.replace(self, steps=steps, releases=releases)
 
     def at_least(self, other: Self) -> Self:
-        """The later one of two states of one counter, with the open release of this one."""
+        """The later one of two states of one counter, with the open release of this one.
+
+        Args:
+            other: Another state of this row.
+        """
         if other.steps <= self.steps and other.releases <= self.releases:
             return self
         steps, releases = max(self.steps, other.steps), max(self.releases, other.releases)
