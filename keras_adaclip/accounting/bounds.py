@@ -54,7 +54,9 @@ class RunBounds:
             raise ValueError("Argument `plans` must hold at least one `Ledger`. Received: plans=()")
         if not all(isinstance(plan, Ledger) for plan in self.plans):
             raise TypeError(f"Argument `plans` must hold `Ledger`s. Received: plans={self.plans!r}")
-        object.__setattr__(self, "plans", tuple(dict.fromkeys(self.plans)))
+        # A plan is what was spent, whoever spent it.
+        plans = dict.fromkeys(plan.owned_by(0) for plan in self.plans)
+        object.__setattr__(self, "plans", tuple(plans))
         Ledger(self._rows())  # Refuses examples beside clients.
 
     @property

@@ -89,7 +89,8 @@ class Mechanism:
     @property
     def mechanism(self) -> tuple[object, ...]:
         """The facts as a key. Rows with equal mechanisms add up exactly."""
-        return tuple(getattr(self, field.name) for field in dataclasses.fields(Mechanism))
+        sampled = (self.sampling, self.expected_batch_size, self.num_examples, self.max_batch_size)
+        return (*sampled, self.noise_multiplier, self.unit, self.selection)
 
     @property
     def steps_per_release(self) -> int:

@@ -137,7 +137,7 @@ class LedgerRow(Mechanism):
 
     def begin_segment(self) -> Self:
         """The row at the start of another `fit` call, which begins a pass and so a release."""
-        return dataclasses.replace(self, free_steps=0)
+        return dataclasses.replace(self, free_steps=0) if self.free_steps else self
 
     def emptied(self) -> Self:
         """The row before its first step."""

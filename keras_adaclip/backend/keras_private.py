@@ -421,6 +421,23 @@ class BuiltBeforeFit:
             super()._maybe_symbolic_build(*args, **kwargs)  # type: ignore[misc]
 
 
+class ToldBeforeEmptied:
+    """Mixin for models that are told before Keras's trainer on JAX empties their variables.
+
+    The trainer does so before the first step and after each evaluation. If a later step fails, the
+    values that the variables had before are all that is left.
+    """
+
+    def before_emptied(self) -> None:
+        """Read what the variables of the optimizer hold."""
+
+    def _purge_model_variables(self, **which: bool) -> None:
+        """Empty variables as Keras does."""
+        if which.get("optimizer_variables"):
+            self.before_emptied()
+        super()._purge_model_variables(**which)  # type: ignore[misc]
+
+
 def built_already(model: BuiltBeforeFit) -> AbstractContextManager[None]:
     """Return a context in which Keras's `fit` builds nothing, after `build_for_training`."""
     return replaced_attributes([(model, "_is_built_already", True)])

@@ -1,7 +1,7 @@
 """The privacy ledger of an optimizer: one row as a variable, which the compiled step advances.
 
-The other rows are on the host. What the host knows only grows: variables that a failed training
-loop or a checkpoint has reset lower no count.
+The other rows are on the host. What the host has seen only grows: a variable that a failed training
+loop has reset to an earlier value lowers no count.
 """
 
 import dataclasses
@@ -105,7 +105,8 @@ class LedgerState:
 
     def replace(self, other: Ledger) -> None:
         """Set the ledger to one whose cost contains that of all steps so far."""
-        self._known, self._owner = other.owned_by(_new_owner()), _new_owner()
+        promised = Ledger(promised_delta=self.read().promised_delta)
+        self._known, self._owner = other.owned_by(_new_owner()).merge(promised), _new_owner()
         self.is_open = False
         self.variable.assign(self._first_row().to_integers())
 

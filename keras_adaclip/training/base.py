@@ -31,7 +31,7 @@ _SHOWN = 3
 _PRIVATE_LOGS = ("epsilon", "clip_norm", "unclipped_fraction")
 
 
-class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
+class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldBeforeEmptied):
     """Compiles a private model, opens and closes the ledger of a run, and surrounds Keras's `fit`.
 
     Attributes:
@@ -176,6 +176,10 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit):
         """Compile the step as Keras does; on JAX also with layers that Keras does not compile."""
         with keras_private.compiled_on_jax(self):
             super().make_train_function(force=force)
+
+    def before_emptied(self) -> None:
+        """Let the host see the steps that ran."""
+        _ = self.optimizer.ledger
 
     def _open_ledger(self, data: TrainingData) -> None:
         """Set noise and divisor for a run on `data`, and open the row that counts its steps."""

@@ -29,7 +29,7 @@ from keras_adaclip.training.saved_ledger import SavedLedger
 _STATE_KEYS = (LEDGER_KEY, DIGESTS_KEY)
 # Checkpoints of state trees are restored to arrays of the same shape.
 _ROWS_IN_TREES = 512
-_KEYS_OF_EARLIER_VERSIONS = "privacy_ledger_"
+_NAMES_OF_EARLIER_VERSIONS = ("privacy_ledger_", "ledger_current_row")
 _OF_EARLIER_VERSIONS = (
     "The model was saved by version 0.1 or 0.2, whose files this version does not read: load it "
     "with that version, or train it anew."
@@ -38,7 +38,7 @@ _OF_EARLIER_VERSIONS = (
 
 def _refuse_earlier_versions(keys: Iterable[str]) -> None:
     """Raise a `ValueError` if a ledger of an earlier version is among some names."""
-    if any(key.startswith(_KEYS_OF_EARLIER_VERSIONS) for key in keys):
+    if any(key.startswith(_NAMES_OF_EARLIER_VERSIONS) for key in keys):
         raise ValueError(_OF_EARLIER_VERSIONS)
 
 
@@ -88,7 +88,7 @@ class SavedState(PlainCopy):
         tree["metrics_variables"] = {}
         # Orbax takes no arrays without numbers.
         state = {key: value for key, value in self._privacy_state().items() if value.size}
-        state[LEDGER_KEY] = self.privacy_ledger.to_array(_ROWS_IN_TREES)
+        state[LEDGER_KEY] = Ledger.from_array(state[LEDGER_KEY]).to_array(_ROWS_IN_TREES)
         if value_format == "backend_tensor":
             state = {key: keras.ops.convert_to_tensor(value) for key, value in state.items()}
         tree["non_trainable_variables"].update(state)
@@ -109,7 +109,8 @@ class SavedState(PlainCopy):
         tree = dict(state_tree)
         of_optimizer = dict(tree.pop("optimizer_variables", {}))
         frozen = dict(tree.get("non_trainable_variables", {}))
-        _refuse_earlier_versions(frozen)
+        of_optimizer_too = (path[-1] for path, _ in keras.tree.flatten_with_path(of_optimizer))
+        _refuse_earlier_versions([*frozen, *map(str, of_optimizer_too)])
         state = {key: frozen.pop(key) for key in _STATE_KEYS if key in frozen}
         if "non_trainable_variables" in tree:
             tree["non_trainable_variables"] = frozen

@@ -262,8 +262,8 @@ test_truncated_draws.py::test_a_run_that_would_draw_in_another_way_than_is_count
 + if False:
 # the size of truncated draws left out of the mechanism of a row | accounting/mechanism.py
 accounting/test_truncation.py::test_rows_of_different_largest_batches_are_not_joined
-- for field in dataclasses.fields(Mechanism))
-+ for field in dataclasses.fields(Mechanism) if field.name != "max_batch_size")
+- sampled = (self.sampling, self.expected_batch_size, self.num_examples, self.max_batch_size)
++ sampled = (self.sampling, self.expected_batch_size, self.num_examples)
 # the same rows drawn in every fit | training/base.py
 soundness/test_rules_noise_keys.py::test_every_fit_draws_other_rows
 - data.poisson.begin_run(self.privacy_ledger.steps)
@@ -381,6 +381,18 @@ soundness/test_rules_saved_state.py::test_a_state_tree_that_was_set_never_brings
 optimizers/test_ledger_state.py::test_no_sequence_of_events_loses_a_step_or_counts_it_twice
 - self._known = Ledger(rows).merge(self._known)
 + self._known = Ledger(rows) if rows else self._known
+# steps before an evaluation are forgotten where a later step fails | training/base.py
+soundness/test_rules_ledger.py::test_steps_before_an_evaluation_count_where_a_later_step_fails
+-         _ = self.optimizer.ledger
++         pass
+# the cost of a search forgets the delta that was promised | optimizers/ledger_state.py
+optimizers/test_ledger_state.py::test_a_replaced_ledger_counts_later_steps_on_top_of_the_new_one
+- promised = Ledger(promised_delta=self.read().promised_delta)
++ promised = Ledger()
+# a state tree leaves out what a run has pledged | training/saved_state.py
+soundness/test_rules_saved_state.py::test_files_and_state_trees_hold_what_a_run_has_pledged
+- state[LEDGER_KEY] = Ledger.from_array(state[LEDGER_KEY]).to_array(_ROWS_IN_TREES)
++ state[LEDGER_KEY] = self.privacy_ledger.to_array(_ROWS_IN_TREES)
 # a run begins behind the steps of a variable that was reset | optimizers/ledger_state.py
 optimizers/test_ledger_state.py::test_no_sequence_of_events_loses_a_step_or_counts_it_twice
 - row = next(known, row.emptied()).begin_segment()
@@ -648,7 +660,7 @@ models/test_saving.py::test_loaded_without_compiling
 + for key, value in ():
 # a file of an earlier version is taken for one without a ledger | training/saved_state.py
 models/test_saving.py::test_files_of_earlier_versions_are_refused
-- if any(key.startswith(_KEYS_OF_EARLIER_VERSIONS) for key in keys):
+- if any(key.startswith(_NAMES_OF_EARLIER_VERSIONS) for key in keys):
 + if False:
 # weights that were loaded before an interruption have no ledger | training/spending.py
 models/test_saving.py::test_weights_without_their_ledger_are_those_of_an_unknown_one

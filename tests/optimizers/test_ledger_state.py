@@ -208,7 +208,9 @@ def test_a_fork_in_the_middle_of_a_fit_counts_its_own_steps_under_a_number_of_it
 
 def test_a_replaced_ledger_counts_later_steps_on_top_of_the_new_one():
     ledger, cost = ran(3), Ledger((fresh_row("stream", 2.0).advance(7),))
+    ledger.include(Ledger(promised_delta=1e-6))
     ledger.replace(cost)
+    assert ledger.read().promised_delta == 1e-6
     assert list(ledger.read()) == list(cost)
     assert ledger.read().merge(ledger.read()).steps == 7
     assert ran(2, ledger=ledger).read().steps == 9

@@ -155,6 +155,45 @@ def test_what_was_loaded_counts_where_the_next_step_fails(tmp_path):
     assert steps(model) == 34
 
 
+class Best(keras.callbacks.Callback):
+    """Keeps weights as `EarlyStopping` does, after the validation of an epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.weights = self.model.get_weights()
+
+
+def fail(*args):
+    raise KeyboardInterrupt
+
+
+class FailLater(keras.callbacks.Callback):
+    """The first step of the second epoch fails."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.train_function = fail
+
+
+class EvaluateAndFail(keras.callbacks.Callback):
+    """The step after an evaluation within an epoch fails."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            self.model.evaluate(*setups.line_data([1.0] * 10), verbose=0)
+            self.model.train_function = fail
+
+
+@pytest.mark.parametrize("failing", [FailLater, EvaluateAndFail])
+def test_steps_before_an_evaluation_count_where_a_later_step_fails(failing):
+    """Keras for JAX forgets its state when it evaluates, and puts back what was there before."""
+    model, best = train(setups.line_model(setups.dp_sgd()), 2), Best()
+    x, y = setups.line_data([1.0] * 50)
+    options = {"batch_size": 5, "steps_per_epoch": 4, "epochs": 2, "verbose": 0}
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, validation_data=(x, y), callbacks=[best, failing()], **options)
+    assert steps(model) == 6
+
+
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 def test_weights_of_a_model_without_an_optimizer_leave_its_state_alone(tmp_path):
     path = tmp_path / "model.weights.h5"

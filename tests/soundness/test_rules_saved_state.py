@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
+from keras_adaclip.accounting import Ledger, read_ledger
 from tests.soundness.setups import dp_sgd, key_of, line_data, line_model, minus_output
 
 BACKEND = keras.backend.backend()
@@ -306,6 +307,25 @@ def test_a_state_tree_brings_its_ledger(parts, is_compiled):
         other = ka.PrivateSequential(other.layers)
     other.set_state_tree({key: tree[key] for key in parts or tree})
     assert other.privacy_ledger.steps == STEPS
+
+
+def test_files_and_state_trees_hold_what_a_run_has_pledged(tmp_path):
+    """Without counting twice what ran before, in this process or another."""
+    model, path, other = trained(), tmp_path / "run.weights.h5", line_model(dp_sgd())
+    for resumed in (model, other):
+        if resumed is other:
+            other.load_weights(path)
+        row = model.privacy_ledger.current
+        pledged = row.advance(100)
+        resumed.pledged_ledger = Ledger((pledged,))
+        resumed.save_weights(path)
+        tree = resumed.get_state_tree()
+        resumed.pledged_ledger = None
+        for part in ("optimizer_variables", "non_trainable_variables"):
+            again = line_model(dp_sgd())
+            again.set_state_tree({part: tree[part]})
+            assert again.privacy_ledger.steps == pledged.steps
+        assert read_ledger(path).steps == pledged.steps
 
 
 def test_an_earlier_state_tree_lowers_nothing():
