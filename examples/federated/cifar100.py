@@ -70,8 +70,8 @@ def load(options: argparse.Namespace) -> tuple[Any, Any]:
     """The clients to train on, and those to evaluate on."""
     train_path, test_path = data_files(options, FILES, made_up.cifar100)
     return (
-        ka.federated.ClientData.from_hdf5(train_path, "image", "label", distorted),
-        ka.federated.ClientData.from_hdf5(test_path, "image", "label", cropped),
+        ka.federated.ClientData.from_hdf5(train_path, "image", "label").map(distorted),
+        ka.federated.ClientData.from_hdf5(test_path, "image", "label").map(cropped),
     )
 
 

@@ -46,7 +46,7 @@ def load(options: argparse.Namespace) -> tuple[Any, Any]:
     """The writers, to train on and to evaluate on."""
     train_path, test_path = data_files(options, FILES, made_up.emnist)
     return tuple(
-        ka.federated.ClientData.from_hdf5(path, "pixels", "label", with_channel)
+        ka.federated.ClientData.from_hdf5(path, "pixels", "label").map(with_channel)
         for path in (train_path, test_path)
     )
 
