@@ -281,6 +281,8 @@ class AccountedOptimizer(WrappingOptimizer):
     def begin_epoch(self, is_pass: bool) -> None:
         """Set the noise of a later epoch of the run, and open the row that counts it.
 
+        If a callback has set the variables back, the noise gets another key: it would repeat.
+
         Args:
             is_pass: whether the epoch begins a new pass over the data.
         """
@@ -290,7 +292,7 @@ class AccountedOptimizer(WrappingOptimizer):
                 "`train_on_batch` on the same optimizer meanwhile. Train after `fit` has returned."
             )
         row = self._row_at(self._steps_taken)
-        if row.noise_multiplier != self.open_row.noise_multiplier:
+        if self._ledger.was_reset() or row.noise_multiplier != self.open_row.noise_multiplier:
             row = _behind(self.open_row, row, is_pass)
             self._open(row, self._noise_split(row))
         elif is_pass:

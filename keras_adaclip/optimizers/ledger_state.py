@@ -64,6 +64,10 @@ class LedgerState:
         self._known = Ledger(rows).merge(self._known)
         return self._known
 
+    def was_reset(self) -> bool:
+        """Return whether the variable has been set back to fewer steps than the host has seen."""
+        return self.read().current != self.current_row()
+
     def open(self, row: LedgerRow) -> LedgerRow:
         """Make `row` the current row, or continue the one of its mechanism.
 

@@ -381,6 +381,14 @@ soundness/test_rules_saved_state.py::test_a_state_tree_that_was_set_never_brings
 optimizers/test_ledger_state.py::test_no_sequence_of_events_loses_a_step_or_counts_it_twice
 - self._known = Ledger(rows).merge(self._known)
 + self._known = Ledger(rows) if rows else self._known
+# noise repeats where a callback has set the optimizer back | optimizers/accounted_optimizer.py
+soundness/test_rules_ledger.py::test_a_callback_that_sets_the_optimizer_back_frees_no_step_and_repeats_no_noise
+- if self._ledger.was_reset() or row.noise_multiplier != self.open_row.noise_multiplier:
++ if row.noise_multiplier != self.open_row.noise_multiplier:
+# the host does not see the steps of an epoch before callbacks do | training/run_callbacks.py
+soundness/test_rules_ledger.py::test_a_callback_that_sets_the_optimizer_back_frees_no_step_and_repeats_no_noise
+-         _ = self.model.optimizer.ledger
++         pass
 # steps before an evaluation are forgotten where a later step fails | training/base.py on jax
 soundness/test_rules_ledger.py::test_steps_before_an_evaluation_count_where_a_later_step_fails
 -         _ = self.optimizer.ledger

@@ -155,6 +155,34 @@ def test_what_was_loaded_counts_where_the_next_step_fails(tmp_path):
     assert steps(model) == 34
 
 
+class GoBack(keras.callbacks.Callback):
+    """Sets the optimizer back to where it was an epoch ago, once, and keeps the keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        variables = self.model.optimizer.variables
+        self.keys.append(setups.key_of(self.model.optimizer))
+        if epoch == 0:
+            self.values = [np.array(keras.ops.convert_to_numpy(each)) for each in variables]
+        elif epoch == 1:
+            for variable, value in zip(variables, self.values, strict=True):
+                variable.assign(value)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_a_callback_that_sets_the_optimizer_back_frees_no_step_and_repeats_no_noise(sampling):
+    model, back = setups.line_model(setups.dp_sgd(seed=3)), GoBack()
+    x, y = setups.line_data([1.0] * 10)
+    options = {"batch_size": 5, "epochs": 4, "verbose": 0, "sampling": sampling}
+    model.fit(x, y, callbacks=[back], **options)
+    assert steps(model) == 8
+    assert model.privacy_ledger.releases >= (8 if sampling == "poisson" else 4)
+    assert back.keys[0] == back.keys[1] != back.keys[2] == back.keys[3]
+
+
 class Best(keras.callbacks.Callback):
     """Keeps weights as `EarlyStopping` does, after the validation of an epoch."""
 
