@@ -203,10 +203,12 @@ def test_ids_outside_of_a_table_do_not_hide_a_layer_that_mixes():
         fit(model, x, helpers.labels(NUM_ROWS))
 
 
-@pytest.mark.parametrize("rows", ["zeros", "ones"])
-def test_constant_rows_hide_nothing(rows):
-    model = helpers.compiled(helpers.model_with(layers.Lambda(mixed, name="mixes")))
-    x = np.full((NUM_ROWS, helpers.NUM_FEATURES), float(rows == "ones"), "float32")
+@pytest.mark.parametrize(("number", "dtype"), [(0, "float32"), (1, "float32"), (0, "int32")])
+def test_constant_rows_hide_nothing(number, dtype):
+    inputs = keras.Input((helpers.NUM_FEATURES,), dtype=dtype)
+    hidden = layers.Lambda(lambda x: mixed(ops.cast(x, "float32")), name="mixes")(inputs)
+    model = helpers.compiled(ka.PrivateModel(inputs, layers.Dense(3)(hidden)))
+    x = np.full((NUM_ROWS, helpers.NUM_FEATURES), number, dtype)
     with pytest.raises(ValueError, match="mixes: It mixes examples"):
         fit(model, x, helpers.labels(NUM_ROWS))
 
@@ -238,7 +240,8 @@ class ByPlace(layers.Layer):
             "random twice": lambda: drawing(keras.random.dropout(x, 0.5, seed=seed), seed),
             "one mask": lambda: drawing(x, seed, features),
             "one constant mask": lambda: drawing(x, 1, features),
-            "as many as rows": lambda: x + keras.random.normal((8, 4), seed=seed)[0],
+            # Whatever the number of rows is, this is probably a multiple.
+            "as many as rows": lambda: x + keras.random.normal((110_880, 1), seed=seed)[0],
         }
         return shapes[self.kind]()
 
