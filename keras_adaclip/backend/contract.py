@@ -411,21 +411,22 @@ class Evaluator:
         function: Takes a list of arrays whose first axis is that of the rows, and a structure of
             further arrays. Returns a structure of tensors.
         model: The model.
+        is_brief: Whether the function runs a few times on a few rows, so that it is compiled only
+            where eager calls would take longer.
 
     Attributes:
         effects: The side effects of the function, known after its first run.
     """
 
-    def __init__(self, function: Callable[[list[Tensor], Any], Any], model: keras.Model) -> None:
+    def __init__(self, function: Function, model: keras.Model, is_brief: bool = False) -> None:
         self.effects = Effects()
-        self._function, self._model = function, model
-        self._run: Callable[[list[Tensor], Any], Any] | None = None
+        self._function, self._model, self._is_brief = function, model, is_brief
+        self._run: Any = None
 
     def __call__(self, rows: list[Any], further: Any) -> Any:
         """Return the results of the function as NumPy arrays."""
         rows, further = keras.tree.map_structure(ops.convert_to_tensor, (rows, further))
-        if self._run is None:
-            self._run = self._prepared(rows, further)
+        self._run = self._run or self._prepared(rows, further)
         return keras.tree.map_structure(ops.convert_to_numpy, self._run(rows, further))
 
     def program(self, rows: list[Any], further: Any) -> str | None:

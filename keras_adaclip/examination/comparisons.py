@@ -12,6 +12,9 @@ user's own, each comparison asks:
 - Does the output for the first rows change when the rows behind them are left out? It depends on
   how many rows there are, which tells of the data where batches differ in size.
 
+One pass exchanges the one half at its places. Another exchanges the other half and moves all rows
+at once: only if something differs does a third pass tell whether the rows or their places did it.
+
 Numbers that are not finite show nothing, and neither do outputs that do not depend on the rows, nor
 a pass that fails. Then other rows are tried, and variables that are moved less. If there is still
 nothing to compare, the model is refused.
@@ -20,7 +23,6 @@ A variable that the forward pass assigns would carry data past clipping and nois
 value does not depend on the rows. So would anything else that a pass leaves behind.
 """
 
-import contextlib
 import itertools
 import math
 from collections.abc import Iterable
@@ -33,7 +35,7 @@ from keras_adaclip import backend
 from keras_adaclip.examination import issues, rows
 from keras_adaclip.examination.issues import Finding, OwnLoss, PrivacyIssue
 from keras_adaclip.examination.python_state import PythonState
-from keras_adaclip.examination.rows import SampleRows
+from keras_adaclip.examination.rows import Attempts, SampleRows
 from keras_adaclip.examination.trial import Pass, Trial, Values
 
 NUM_ROWS = 8
@@ -43,6 +45,9 @@ _FEW = 2
 _DIFFERENTIATED = 1
 # Columns of an input that are looked at to name those with which a model does not run.
 _MOST_COLUMNS = 100
+# How far numbers may differ, as a share of the largest one: those of the same pass where these do
+# not repeat to the last bit, those of rows in other places, and of batches of two sizes.
+_REPEATED, _PLACES, _COUNTS = 1e-4, 1e-4, 1e-3
 
 # A source of rows, and whether sequences are padded.
 Source = tuple[int, bool]
@@ -131,14 +136,15 @@ class Examination:
         self._generator = np.random.default_rng(size)
         # The state, and whether the rows that are tried have shown something.
         self._state, self._is_shown = 0, False
-        # Whether passes repeat to the last bit, and whether any outputs depended on the rows.
-        self._is_exact, self._depends = True, False
+        # What differs between two passes that are the same, and whether any outputs depended on
+        # the rows.
+        self._tolerance, self._depends = 0.0, False
         # Layers that raised an error or returned numbers that are not finite.
         self._failing: list[Any] = []
 
     def program(self) -> str | None:
         """Return what the passes compile to, equal for numbers of rows that make no difference."""
-        with contextlib.suppress(Exception):  # What does not run is named by `finding`.
+        with Attempts():  # What does not run is named by `finding`.
             return self._trial.program(self._rows(self._sources()[0]), self._further([]))
         return None
 
@@ -180,18 +186,16 @@ class Examination:
         Raises:
             ValueError: If no rows show anything.
         """
-        trial, failure = self._trial, None
+        trial, attempts = self._trial, Attempts()
         for is_last in (False, True):
             for source in self._sources():
-                try:
+                with attempts:
                     if (found := self._compared(source, values)) or self._is_shown:
                         return found
-                except Exception as error:
-                    failure = failure or error
             if not is_last:
                 values = self._bearable(values)
                 trial.use_variables(trial.variables, trained_only=True)
-        raise ValueError(self._told(self._culprits(failure))) from failure
+        raise ValueError(self._told(self._culprits(attempts.first_error))) from attempts.first_error
 
     def _compared(self, source: Source, values: list[Any]) -> list[PrivacyIssue]:
         """Compare a pass with others, for which rows were exchanged, moved or left out.
@@ -206,62 +210,82 @@ class Examination:
         trial, is_first = self._trial, self._state == 0
         # Others are whole sequences, so that the longest one of the batch always changes.
         given, others = self._rows(source), self._rows((source[0], False))
-        first = self._first(given, values)
+        shuffled = self._generator.permutation(trial.size)
+        half, none = shuffled < trial.size // 2, np.zeros(trial.size, bool)
+        kept = ~half if self._state == _DIFFERENTIATED else None
+        first = self._first(given, values, kept)
         further, held = self._further(values), PythonState(trial.model)
-        half = self._generator.permutation(trial.size) < trial.size // 2
-        passes = []
-        for exchanged in (half, ~half, np.zeros_like(half))[: 3 if is_first else 2]:
+
+        def run(exchanged: np.ndarray = none, order: np.ndarray | None = None) -> Pass:
+            """Return a pass in which some rows are others."""
             places = [exchanged.reshape(-1, *[1] * (each.ndim - 1)) for each in given]
             mixed = [np.where(*each) for each in zip(places, others, given, strict=True)]
-            passes.append((exchanged, trial.run(mixed, further)))
+            found = trial.run(mixed, further, order, kept)
             if is_first:
                 held.note()
-        if is_first and (found := self._left_behind(first, passes.pop()[1], held)):
             return found
-        mixing = [n for others_at, each in passes for n in self._changed(first, each, others_at)]
-        part, kept = first.parts[min(mixing)] if mixing else None, None
-        if part is None and self._state == _DIFFERENTIATED:
-            kept = ~half
-            first = trial.run(given, further, kept=kept)
-            part = _leaking(first, half)
-        if part is not None:
+
+        # One pass changes the other half and moves all rows: each takes a place of the other half.
+        also = ~half if kept is None else half
+        one, other = (self._generator.permutation(np.flatnonzero(each)) for each in (also, ~also))
+        order = np.zeros_like(shuffled)
+        order[[*one, *other]] = [*other, *one]
+        changed = run(half) if kept is None else None
+        moved = run(also, order)
+        if is_first and (found := self._left_behind(first, run(), held)):
+            return found
+        mixing = self._changed(first, changed, half) if changed else _leaking(first, half)
+        is_moved = bool(self._changed(first, moved, also, _PLACES))
+        if is_moved and not mixing:  # By what other rows hold, or by its place?
+            mixing = self._changed(first, run(also), also)
+        if mixing:
+            part = first.parts[mixing[0]]
             told = issues.MIXING_LOSS if isinstance(part, OwnLoss) else issues.MIXING
             return [issues.issue_with(trial.model, part, *told)]
-        for compare, told in ((self._placed, issues.PLACE), (self._counted, issues.COUNTING)):
-            part = compare(given, first, further, kept)
+        few = min(_FEW, trial.size - 1)
+        checks: Any = (
+            (self._placed, lambda: run(order=order), issues.PLACE),
+            (self._counted, lambda: trial.run([e[:few] for e in given], further), issues.COUNTING),
+        )
+        for compare, run_other, told in checks[not is_moved : 1 + self._counts_rows]:
+            part = compare(first, run_other())
             if part is not None:
                 # A difference is looked at again on other rows, since rounding may decide close to
                 # a threshold, and where it is known what is drawn for each row.
                 given = self._rows(source)
                 trial.look_for_rows_in_draws(given, further)
                 first = trial.run(given, further, kept=kept)
-                part = compare(given, first, further, kept)
+                part = compare(first, run_other())
             if part is not None:
                 return [issues.issue_with(trial.model, part, *told)]
         return []
 
-    def _changed(self, first: Pass, other: Pass, exchanged: np.ndarray) -> list[int]:
-        """Return the numbers of the outputs that changed for rows which are the same.
+    def _changed(
+        self, first: Pass, other: Pass, exchanged: np.ndarray, tolerance: float | None = None
+    ) -> list[int]:
+        """Return the numbers of the outputs and derivatives that changed for rows of equal content.
 
         Args:
             first: A pass.
             other: A pass with other rows.
             exchanged: Which rows are others.
+            tolerance: What rounding may change, None for what it changes in a repeated pass.
         """
+        tolerance = self._tolerance if tolerance is None else tolerance
         pairs = list(zip(first.digests, other.digests, strict=True))
         for number in self._last(first):
             one, two = (each[exchanged] for each in pairs[number])
-            self._depends |= self._is_shown and _differ(one, two, True)
+            self._depends |= self._is_shown and not _are_close(one, two)
         for (variable, one), (_, two) in zip(first.assigned, other.assigned, strict=True):
             self._assigned[id(variable)] = variable
-            if _differ(one, two, self._is_exact):
+            if not _are_close(one, two, tolerance):
                 self._dependent.add(id(variable))
         # An output without an axis of rows cannot be compared row by row.
         return [
             number
             for number, (one, two) in enumerate(pairs)
             if len(one) == len(exchanged)
-            and _differ(one[~exchanged], two[~exchanged], self._is_exact)
+            and not _are_close(one[~exchanged], two[~exchanged], tolerance)
         ]
 
     def _left_behind(self, first: Pass, again: Pass, held: PythonState) -> list[PrivacyIssue]:
@@ -273,54 +297,31 @@ class Examination:
             held: What layers held after the passes that followed the first one.
         """
         trial, names = self._trial, held.names()
-        pairs = list(zip(first.parts, first.digests, again.digests, strict=True))
-        self._is_exact = not any(_differ(one, two, True) for _, one, two in pairs)
-        is_strict = backend.computes_on_cpu()
-        differing = [part.name for part, one, two in pairs if _differ(one, two, is_strict)]
+        parts = list(zip(first.parts, first.digests, again.digests, strict=True))
+        repeats = all(_are_close(one, two) for _, one, two in parts)
+        self._tolerance = 0.0 if repeats else _REPEATED
+        least = 0.0 if backend.computes_on_cpu() else _REPEATED
+        differing = [part.name for part, one, two in parts if not _are_close(one, two, least)]
         names = names or [trial.model.name] * trial.effects.writes or differing[:1]
         return [PrivacyIssue(name, *issues.OUTSIDE) for name in names]
 
-    def _placed(
-        self, given: list[np.ndarray], first: Pass, further: Values, kept: np.ndarray | None
-    ) -> Any:
-        """Return the first layer or loss that depends on places, or None.
-
-        Args:
-            given: The rows.
-            first: What the model returns for them.
-            further: The values of the variables.
-            kept: The rows that were differentiated, or None.
-        """
-        trial = self._trial
-        order = self._generator.permutation(trial.size)
-        order = order[::-1] if (order == np.arange(trial.size)).all() else order
-        moved = [each[order] for each in given]
-        other = trial.run(moved, further, order, None if kept is None else kept[order])
-        differing = [
-            number
-            for number, (one, two) in enumerate(zip(first.digests, other.digests, strict=True))
-            if len(one) == trial.size and not _are_close(one[order], two, 1e-4)
-        ]
+    def _placed(self, first: Pass, moved: Pass) -> Any:
+        """Return the first layer or loss that depends on the places of rows, or None."""
+        differing = self._changed(first, moved, np.zeros(self._trial.size, bool), _PLACES)
         # An output in between may be a table with as many rows.
         compared = {*self._last(first), *range(first.num_outputs, len(first.digests))}
         return first.parts[differing[0]] if compared.intersection(differing) else None
 
-    def _counted(
-        self, given: list[np.ndarray], first: Pass, further: Values, _: np.ndarray | None
-    ) -> Any:
+    def _counted(self, first: Pass, few: Pass) -> Any:
         """Return the first layer or loss whose output for few rows changes with more, or None."""
-        if not self._counts_rows:
-            return None
-        number = _FEW if self._trial.size > _FEW else 1
-        few = self._trial.run([each[:number] for each in given], further)
-        outputs = first.digests[: first.num_outputs]
+        number, outputs = min(_FEW, self._trial.size - 1), first.digests[: first.num_outputs]
         pairs = list(zip(few.parts, few.digests, outputs, strict=False))
         if len(few.digests) != len(outputs):  # Another axis is as long as one of the batches.
             pairs = [(few.parts[-1], few.digests[-1], outputs[-1])]
         differing = (
             part
             for part, one, two in pairs
-            if len(one) == number and not _are_close(one, two[:number])
+            if len(one) == number and not _are_close(one, two[:number], _COUNTS)
         )
         return next(differing, None)
 
@@ -353,16 +354,18 @@ class Examination:
         seeds = [backend.array_of(each) for each in self._trial.seeds]
         return [*values, *further], [each + each.dtype.type(self._state) for each in seeds]
 
-    def _first(self, given: list[np.ndarray], values: list[Any]) -> Pass:
+    def _first(
+        self, given: list[np.ndarray], values: list[Any], kept: np.ndarray | None = None
+    ) -> Pass:
         """Return the first pass of a comparison, and note whether it shows anything."""
         trial, self._is_shown = self._trial, False
-        first = trial.run(given, self._further(values))
+        first = trial.run(given, self._further(values), kept=kept)
         known = {id(variable) for variable in trial.variables}
         if found := [each for key, each in trial.outside_read.items() if key not in known]:
             # From the next state on, they are moved too.
             self._counting.update(id(each) for each in found if math.prod(each.shape) == 1)
             trial.use_variables([*trial.variables, *found])
-            first = trial.run(given, self._further(values))
+            first = trial.run(given, self._further(values), kept=kept)
         last = [first.digests[number] for number in self._last(first)]
         self._is_shown = all(2 * np.isfinite(each).sum() > len(each) for each in last)
         return first
@@ -377,7 +380,7 @@ class Examination:
     def _shows(self, given: list[np.ndarray], values: list[Any]) -> bool:
         """Return whether a pass over some rows shows anything, and note a layer that fails."""
         wrong: list[Any] = []
-        with contextlib.suppress(Exception):
+        with Attempts():
             first = self._first(given, values)
             pairs = zip(first.parts, first.digests, strict=True)
             wrong = [part for part, each in pairs if not np.isfinite(each).all()]
@@ -441,35 +444,28 @@ class Examination:
         )
 
 
-def _leaking(given: Pass, others: np.ndarray) -> Any:
-    """Return the first layer or loss whose output depends on other rows, or None.
+def _leaking(given: Pass, others: np.ndarray) -> list[int]:
+    """Return the numbers of the derivatives that show that outputs depend on other rows.
 
     Args:
         given: A pass with derivatives of the outputs for some rows.
         others: The other rows, by which derivatives must be zero.
 
     Raises:
-        FloatingPointError: If there is none, and most derivatives are not finite.
+        FloatingPointError: If there are none, and most derivatives are not finite.
     """
-    pairs = list(zip(given.parts, given.digests, strict=True))[given.num_outputs :]
-    finite = [np.isfinite(each[others]) for _, each in pairs]
-    for (part, each), is_finite in zip(pairs, finite, strict=True):
-        if np.any(each[others][is_finite]):
-            return part
-    if any(2 * each.sum() < len(each) for each in finite):
+    numbers = range(given.num_outputs, len(given.digests))
+    finite = {number: np.isfinite(given.digests[number][others]) for number in numbers}
+    found = [n for n, each in finite.items() if np.any(given.digests[n][others][each])]
+    if not found and any(2 * each.sum() < len(each) for each in finite.values()):
         raise FloatingPointError("most derivatives by other rows are not finite")
-    return None
+    return found
 
 
-def _differ(one: np.ndarray, other: np.ndarray, is_exact: bool) -> bool:
-    """Return whether two digests differ, to the last bit or by more than rounding."""
-    if is_exact:
-        return not np.array_equal(one, other, equal_nan=True)
-    return not np.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
-
-
-def _are_close(one: np.ndarray, other: np.ndarray, tolerance: float = 1e-3) -> bool:
-    """Return whether digests agree as far as those of batches of two sizes do."""
+def _are_close(one: np.ndarray, other: np.ndarray, tolerance: float = 0.0) -> bool:
+    """Return whether digests are equal to the last bit, or but for rounding."""
+    if not tolerance:
+        return np.array_equal(one, other, equal_nan=True)
     scale = float(np.max(np.abs(one), initial=0.0, where=np.isfinite(one)))
     limit = 1e-5 + tolerance * scale
     return np.allclose(one, other, rtol=tolerance, atol=limit, equal_nan=True)

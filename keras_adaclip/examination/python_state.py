@@ -108,7 +108,8 @@ def _as_array(value: Any) -> np.ndarray | None:
     is_number = isinstance(value, (int, float, complex, np.ndarray, np.generic))
     if backend.is_traced(value) or not (is_tensor or is_number):
         return None
-    with contextlib.suppress(Exception):
+    # A tensor without values, or one that was deleted.
+    with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
         array = np.array(value if is_number else ops.convert_to_numpy(value))
         return array if array.dtype.kind in "biufc" else None
     return None

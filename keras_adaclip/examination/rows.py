@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,22 @@ def known_words(model: keras.Model) -> list[str]:
     return [*words, " ".join(words[2:]), " ".join(words[:1:-1])]
 
 
+class Attempts(AbstractContextManager[None]):
+    """Lets code of the user fail on made-up rows, with any error: such a trial shows nothing.
+
+    Attributes:
+        first_error: The error of the first trial that failed, or None.
+    """
+
+    first_error: Exception | None = None
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> bool:
+        """Keep the first error, and suppress every one but an interruption."""
+        if isinstance(error, Exception):
+            self.first_error = self.first_error or error
+        return isinstance(error, Exception)
+
+
 @dataclass(frozen=True)
 class Law:
     """How the entries of an input or a target are drawn.
@@ -137,7 +154,7 @@ class SampleRows:
         self.num_inputs = len(self._inputs)
         layers = keras_private.flatten_layers(model)
         masking = [layer for layer in layers if isinstance(layer, keras.layers.Masking)]
-        self._paddings = [0.0, *(float(layer.mask_value) for layer in masking)]
+        self._paddings = [*(float(layer.mask_value) for layer in masking), 0.0]
         self._declared = _laws_of_user(ranges, rows.x, self._inputs)
 
     @functools.cached_property
@@ -225,16 +242,14 @@ class SampleRows:
 
         The ranges of the data come first, for which every loss is defined.
         """
-        failure: Exception | None = None
+        attempts = Attempts()
         for judge in judges:
             for source in reversed(range(len(self.sources))):
-                try:
+                with attempts:
                     if (told := judge(self.batch(source, size))) is not None:
                         return told
-                except Exception as error:
-                    failure = failure or error
-        if failure is not None:
-            raise failure
+        if attempts.first_error is not None:
+            raise attempts.first_error
         return None
 
     def batches(self) -> tuple[list[Batch], Batch | None]:
@@ -337,7 +352,7 @@ def cut_short(rows: np.ndarray, padding: float, generator: Generator) -> np.ndar
 
     Args:
         rows: Shape `(rows, positions, ...)`; rows with fewer axes are returned unchanged.
-        padding: The value behind the end of a sequence.
+        padding: The value behind the end of a sequence of floats; integers have 0 there.
         generator: Draws the lengths.
     """
     least = 3 if rows.dtype.kind == "f" else 2
@@ -346,5 +361,5 @@ def cut_short(rows: np.ndarray, padding: float, generator: Generator) -> np.ndar
     rows = rows.copy()
     longest = generator.integers(1, rows.shape[1])
     for row in rows:
-        row[generator.integers(1, longest + 1) :] = padding
+        row[generator.integers(1, longest + 1) :] = padding if rows.dtype.kind == "f" else 0
     return rows

@@ -102,8 +102,8 @@ class Trial:
 
     Attributes:
         loss: The loss of the user's own, or None.
-        variables: Those of the model and its metrics without random states, and those that are not
-            the model's but were read.
+        variables: Those of the model without random states, and those that are not the model's but
+            were read, such as those of a metric.
         seeds: The states of the model's seed generators.
         outside_read: The variables that passes have read and that are not the model's, by `id`.
         added: The layers that added a loss of their own.
@@ -120,16 +120,14 @@ class Trial:
         self._num_arrays = len(keras.tree.flatten(self._structure))
         self.seeds = keras_private.seed_generator_states(model)
         of_seeds = {id(state) for state in self.seeds}
-        every = [*model.variables, *model.metrics_variables]
-        self.variables = [variable for variable in every if id(variable) not in of_seeds]
-        self.outside_read: dict[int, keras.Variable] = {}
-        self._own = {id(variable) for variable in every}
-        self._assigned: dict[int, keras.Variable] = {}
         self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
+        self.outside_read: dict[int, keras.Variable] = {}
+        self._own = {id(variable) for variable in [*model.variables, *model.metrics_variables]}
+        self._assigned: dict[int, keras.Variable] = {}
         self.added: list[keras.Layer] = []
         self.running: list[keras.Layer] = []
         self._draws = EqualDraws(size)
-        self.use_variables(self.variables)
+        self.use_variables(self._watched)
 
     def use_variables(self, variables: list[keras.Variable], trained_only: bool = False) -> None:
         """Compile again, with values of these variables.
@@ -159,29 +157,24 @@ class Trial:
         order: np.ndarray | None = None,
         kept: np.ndarray | None = None,
     ) -> Pass:
-        """Return what a pass yields.
+        """Return what a pass yields, in the order of the given rows.
 
         Args:
             rows: All rows, or the first few.
             values: The values of the variables.
-            order: The former numbers of all rows, with which their random numbers move.
+            order: The numbers of all rows in the order in which they pass through the model. Their
+                random numbers move with them.
             kept: Which rows' outputs are differentiated, None for no derivatives.
         """
-        num_rows = len(rows[0])
-        # Where steps take any number of rows, so does the function.
-        number = num_rows if backend.needs_fixed_shapes(self.model) else None
-        if (number, kept is None) not in self._functions:
-            seen = _Seen()
-            function = functools.partial(self._pass, seen, kept is not None)
-            self._functions[number, kept is None] = seen, backend.Evaluator(function, self.model)
-        seen, evaluate = self._functions[number, kept is None]
+        seen, evaluate = self._compiled(len(rows[0]), kept is not None)
         order = np.arange(self.size) if order is None else order
-        is_kept = np.ones(num_rows, bool) if kept is None else kept
+        given = [*rows[: self._num_arrays], np.ones(len(rows[0]), bool) if kept is None else kept]
+        if len(rows[0]) == self.size:
+            given = [each[order] for each in given]
 
         def found(of_losses: bool) -> Any:
             """Return digests of outputs, of assigned variables, and of derivatives."""
-            given = (values, order.astype("int32"), np.asarray(of_losses))
-            return evaluate([*rows[: self._num_arrays], is_kept], given)
+            return evaluate(given, (values, order.astype("int32"), np.asarray(of_losses)))
 
         outputs, assigned, derivatives = found(False)
         layers, tapped = list(seen.layers), seen.tapped
@@ -193,6 +186,8 @@ class Trial:
             of_losses = found(True)[2]
             layers += [self.loss] * len(of_losses)
             digests += of_losses
+        back = np.argsort(order)
+        digests = [each[back] if len(each) == self.size else each for each in digests]
         return Pass(layers, digests, len(outputs), pairs)
 
     def program(self, rows: list[np.ndarray], values: Values) -> str | None:
@@ -201,9 +196,7 @@ class Trial:
         It is equal for two numbers of rows if the passes differ in these only, or in constants that
         follow them. None if that is not known.
         """
-        if not backend.needs_fixed_shapes(self.model):
-            return None
-        evaluate = backend.Evaluator(functools.partial(self._pass, _Seen(), True), self.model)
+        _, evaluate = self._compiled(self.size, differentiates=True)
         given = (values, np.arange(self.size, dtype="int32"), np.asarray(False))
         text = evaluate.program([*rows[: self._num_arrays], np.ones(self.size, bool)], given)
 
@@ -214,6 +207,16 @@ class Trial:
 
         # Not the numbers in names. Lengths of axes follow an `x`.
         return None if text is None else re.sub(r"(?<![%#a-wyzA-Z_\d])\d+", marked, text)
+
+    def _compiled(self, num_rows: int, differentiates: bool) -> tuple[_Seen, backend.Evaluator]:
+        """Return the function that runs a number of rows, and what it sees."""
+        # Where steps take any number of rows, so does the function.
+        number = num_rows if backend.needs_fixed_shapes(self.model) else None
+        if (number, differentiates) not in self._functions:
+            seen = _Seen()
+            function = functools.partial(self._pass, seen, differentiates)
+            self._functions[number, differentiates] = seen, backend.Evaluator(function, self.model)
+        return self._functions[number, differentiates]
 
     def look_for_rows_in_draws(self, rows: list[np.ndarray], values: Values) -> None:
         """Find the axis of the rows in each draw, by a pass over another number of them."""
@@ -237,8 +240,7 @@ class Trial:
 
         Args:
             seen: Gets the layers and variables to which these belong.
-            differentiates: Whether the outputs of some rows are differentiated, and no assigned
-                variables returned.
+            differentiates: Whether the outputs of some rows are differentiated.
             rows: The rows, and which of them are differentiated.
             given: The values of the variables, the former numbers of all rows, and whether losses
                 are differentiated in place of outputs.
@@ -251,7 +253,7 @@ class Trial:
             seen.layers[:], seen.tapped[:], seen.assigned[:] = [], [], []
             self.running.clear()
             digests, digest = list[Tensor](), _Digests()
-            before = [scope.get_current_value(variable) for variable in self._watched]
+            before = [variable.value for variable in self._watched]
 
             def tapped(layer: keras.Layer, value: Any) -> Any:
                 """Return a tensor of floats with a tap, its mask and its logits attached."""
@@ -291,18 +293,17 @@ class Trial:
                     total = ops.where(of_losses, ops.sum(ops.where(kept, losses, 0.0)), total)
             assigned = []
             for variable, value in zip(self._watched, before, strict=True):
-                now = scope.get_current_value(variable)
-                if now is not value and not differentiates:
+                if variable.value is not value:
                     seen.assigned.append(variable)
-                    assigned.append(digest(ops.expand_dims(now, 0)))
+                    assigned.append(digest(ops.expand_dims(variable.value, 0)))
             return total, (digests, assigned)
 
         with self._scope(values, not differentiates) as scope:
             if not differentiates:
                 return (*outputs(lambda value: value)[1], [])
             variables = [*self.variables, *self.seeds]
-            (digests, assigned), cotangents = backend.differentiate_at_taps(outputs, variables)
-            return digests, assigned, list(map(_Digests(), cotangents))
+            found, cotangents = backend.differentiate_at_taps(outputs, variables)
+            return *found, list(map(_Digests(), cotangents))
 
     @contextmanager
     def _watching(self, record: Any) -> Iterator[None]:

@@ -131,8 +131,8 @@ class _Proof:
     def __init__(self, model: keras.Model, plan: GradientPlan) -> None:
         self._model, self._plan = model, plan
         self._held = [*model.variables, *model.metrics_variables]
-        self._plain = backend.Evaluator(self._plain_gradient, model)
-        self._planned = backend.Evaluator(self._norms_and_sums, model)
+        self._plain = backend.Evaluator(self._plain_gradient, model, is_brief=True)
+        self._planned = backend.Evaluator(self._norms_and_sums, model, is_brief=True)
         layers = keras_private.flatten_layers(model)
         self._is_half = any(each.compute_dtype in ("float16", "bfloat16") for each in layers)
 

@@ -64,6 +64,6 @@ def test_the_user_may_decide(flag, monkeypatch):
 def test_an_option_that_the_compiler_does_not_know_is_left_out(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setattr(steps, "_SCHEDULER", {"xla_cpu_no_such_option": "1"})
-    steps._knows_scheduler.cache_clear()
+    steps._is_known.cache_clear()
     assert steps.compiler_options() == {}
-    steps._knows_scheduler.cache_clear()
+    steps._is_known.cache_clear()

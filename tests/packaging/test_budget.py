@@ -25,7 +25,7 @@ FOLDERS = {
     "gradients": (1_875, 24),
     "training": (1_787, 12),
     "backend": (1_543, 17),
-    "examination": (1_179, 8),
+    "examination": (1_178, 8),
     "tuners": (1_133, 7),
     "optimizers": (1_094, 9),
     "sampling": (833, 10),

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,8 +24,8 @@ from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
 from keras_adaclip.backend.counter_gaussian import rounded_size, standard_normal, threefry
 from keras_adaclip.backend.jax.gradients import purified
 
-# What examines a model runs a few times only, and compiles in two thirds of the time with this.
-_QUICK_COMPILATION = {"xla_backend_optimization_level": "0"}
+# What examines a model runs a few times only, and compiles in a third of the time with this.
+_QUICK_COMPILATION = {"xla_backend_optimization_level": "0", "xla_cpu_use_fusion_emitters": False}
 _FEW_RUNS = 2
 _SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 # Flags by which a user decides: that option, and its older name.
@@ -63,20 +63,19 @@ def compiled_for_cpu() -> contextlib.AbstractContextManager[None]:
 def compiler_options() -> dict[str, str]:
     """Return the options for `jax.jit`, without those that the user set in `XLA_FLAGS`."""
     flags = os.environ.get("XLA_FLAGS", "")
-    is_decided = any(flag in flags for flag in _SCHEDULER_FLAGS)
-    return _SCHEDULER if computes_on_cpu() and not is_decided and _knows_scheduler() else {}
+    return {} if any(flag in flags for flag in _SCHEDULER_FLAGS) else _known(_SCHEDULER)
 
 
-def _quick_options() -> dict[str, str]:
-    """Return the options for functions that run a few times; none on an accelerator."""
-    return _QUICK_COMPILATION if computes_on_cpu() else {}
+def _known(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options for the CPU that this release of XLA knows; none on an accelerator."""
+    return {name: v for name, v in options.items() if computes_on_cpu() and _is_known(name, v)}
 
 
 @functools.cache
-def _knows_scheduler() -> bool:
-    """Return whether this release of XLA knows the option."""
+def _is_known(option: str, value: Any) -> bool:
+    """Return whether this release of XLA knows an option."""
     try:
-        jax.jit(lambda: 0, compiler_options=_SCHEDULER).lower().compile()
+        jax.jit(lambda: 0, compiler_options={option: value}).lower().compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True
@@ -163,16 +162,11 @@ _fused_normal = jax.jit(standard_normal, static_argnums=0)
 
 def evaluate_each(function: Function, variables: Variables, arguments: Sequence[Any]) -> list[Any]:
     """Override: compiled once for all arguments."""
-    options = _quick_options() if len(arguments) <= _FEW_RUNS else None
-    compiled = jax.jit(_with_values(function, variables), compiler_options=options)
+    options = _known(_QUICK_COMPILATION) if len(arguments) <= _FEW_RUNS else None
+    pure = purified(function, variables)
+    compiled = jax.jit(lambda *given: pure(*given)[0], compiler_options=options)
     values = [variable.value for variable in variables]
     return [keras.tree.map_structure(np.asarray, compiled(values, each)) for each in arguments]
-
-
-def _with_values(function: Function, variables: Variables) -> Function:
-    """Return `function` as a function of the values of `variables` and its argument."""
-    pure = purified(function, variables)
-    return lambda values, argument: pure(values, argument)[0]
 
 
 class Evaluator(contract.Evaluator):
@@ -192,7 +186,7 @@ class Evaluator(contract.Evaluator):
 
         if not needs_fixed_shapes(self._model):
             return precise
-        compiled = jax.jit(precise, compiler_options=_quick_options())
+        compiled = jax.jit(precise, compiler_options=_known(_QUICK_COMPILATION))
         # Callbacks to Python, and references that are written to.
         effects = compiled.trace(rows, further).jaxpr.effects
         self.effects = Effects(writes=any("Debug" not in str(type(each)) for each in effects))
@@ -200,7 +194,8 @@ class Evaluator(contract.Evaluator):
 
     def program(self, rows: list[Any], further: Any) -> str | None:
         """Override: the lowered function, with its constants."""
-        return str(jax.jit(self._function).lower(rows, further).as_text())
+        self._run = self._run or self._prepared(rows, further)
+        return str(self._run.lower(rows, further).as_text())
 
 
 def free_memory() -> int:

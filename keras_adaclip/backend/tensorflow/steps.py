@@ -166,6 +166,8 @@ class Evaluator(contract.Evaluator):
 
     def _prepared(self, rows: list[Tensor], further: Any) -> Function:
         """Return the function to run, and note the effects of its graph."""
+        if self._is_brief:
+            return lambda *given: evaluate_each(lambda _: self._function(*given), [], [()])[0]
         is_open = not needs_fixed_shapes(self._model)
 
         def specified(value: Tensor, is_row: bool) -> tf.TensorSpec:
