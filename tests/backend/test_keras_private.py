@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from tests.gradients.architectures import Scale
 from tests.models import helpers
@@ -57,15 +56,6 @@ def test_own_variables_are_those_of_the_layer_and_not_of_its_inner_layers():
     assert keras_private.own_trainable_variables(norm) == [norm.gamma, norm.beta]
     norm.trainable = False
     assert keras_private.own_trainable_variables(norm) == []
-
-
-def test_what_draws_outside_of_seed_generators_is_seen():
-    model = two_outputs()
-    (state,) = keras_private.seed_generator_states(model)
-    before = ops.convert_to_numpy(state), backend.outside_random_state()
-    model(np.ones((1, 3), "float32"), training=True)
-    unchanged = np.array_equal(ops.convert_to_numpy(state), before[0])
-    assert not unchanged or backend.outside_random_state() != before[1]
 
 
 @pytest.mark.parametrize("has_own_call", [False, True])

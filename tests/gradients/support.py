@@ -10,7 +10,15 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import Clipper, FixedClipping, ParameterGroups
-from keras_adaclip.gradients import Batch, Draws, call_model, clipped_sum, looped_plan, make_plan
+from keras_adaclip.gradients import (
+    Batch,
+    Draws,
+    call_model,
+    clipped_sum,
+    layer_reports,
+    looped_plan,
+    make_plan,
+)
 from tests import oracles
 
 LOOPED = looped_plan("asked for by a test")
@@ -60,7 +68,10 @@ def rules(plan):
     """The rule of each layer in order, such as "Dense" or "general"; or the word "whole"."""
     if not plan.is_layerwise:
         return "whole"
-    return [rule.split(" ")[0].removesuffix("Rule") for rule in plan.describe().values()]
+    return [
+        rule.split(" ")[0].removesuffix("Rule")
+        for rule in [each.rule for each in layer_reports(plan)]
+    ]
 
 
 def held(model):

@@ -22,9 +22,9 @@ PACKAGE = ROOT / "keras_adaclip"
 FOLDERS = {
     "accounting": (2_093, 19),
     "federated": (1_875, 15),
-    "gradients": (1_875, 24),
+    "gradients": (1_745, 17),
     "training": (1_787, 12),
-    "backend": (1_543, 17),
+    "backend": (1_436, 11),
     "examination": (1_179, 8),
     "tuners": (1_133, 7),
     "optimizers": (1_094, 9),

@@ -1,9 +1,7 @@
 """Convolutions: matrix products between patches of the input and cotangents.
 
-The patches are exact for every stride, dilation and padding, in any number of spatial dimensions
-(Rochette et al. 2019, "Efficient per-example gradient computations in convolutional neural
-networks"). Sizes that TensorFlow knows only when the step runs (sequences of many lengths) are
-tensors here, all others are numbers.
+Source: Rochette et al. 2019, "Efficient per-example gradient computations in convolutional neural
+networks".
 """
 
 import abc
@@ -12,15 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.gradients import forms
+from keras_adaclip.backend import windows
+from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
+from keras_adaclip.gradients.outer_products import (
+    GroupedOuterProduct,
+    OuterProduct,
+    gram_is_cheaper,
+)
 
 Tensor = Any
-Size = Any
 
 
 class ConvolutionalRule(LayerRule):
@@ -36,7 +38,7 @@ class ConvolutionalRule(LayerRule):
         inputs = backend.after(_channels_last(layer, call.inputs), cotangents)
         bias = layer.bias if layer.use_bias else None
         return [
-            forms.Materialized(ops.sum(_by_position(cotangents), axis=1))
+            Materialized(ops.sum(_by_position(cotangents), axis=1))
             if variable is bias
             else self.kernel_gradient(layer, inputs, cotangents, variable.shape)
             for variable in variables
@@ -45,7 +47,7 @@ class ConvolutionalRule(LayerRule):
     @abc.abstractmethod
     def kernel_gradient(
         self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
-    ) -> forms.PerExampleGradient:
+    ) -> PerExampleGradient:
         """Return the gradient of the kernel.
 
         Args:
@@ -68,11 +70,11 @@ class ConvolutionRule(ConvolutionalRule):
 
     def kernel_gradient(
         self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
-    ) -> forms.PerExampleGradient:
+    ) -> PerExampleGradient:
         """Return an outer product for each group of filters, or gradients of the backend's own."""
         sizes = ops.shape(cotangents)[1:-1]
         if not _gram_is_cheaper(layer, inputs, cotangents):
-            pairs = _padding(layer, ops.shape(inputs)[1:-1], sizes)
+            pairs = windows.padding(layer, ops.shape(inputs)[1:-1], sizes)
             gradients = backend.convolution_kernel_gradients(layer, inputs, cotangents, pairs)
             if gradients is not None:
                 return _FiltersFirst(gradients)
@@ -80,17 +82,17 @@ class ConvolutionRule(ConvolutionalRule):
         _, positions, num_elements, channels = ops.shape(patches)
         if layer.groups == 1:
             patches = ops.reshape(patches, (-1, positions, num_elements * channels))
-            return forms.OuterProduct(patches, cotangents, shape)
+            return OuterProduct(patches, cotangents, shape)
         groups, channels = layer.groups, channels // layer.groups
         patches = ops.reshape(patches, (-1, positions, num_elements, groups, channels))
         patches = ops.transpose(patches, (0, 3, 1, 2, 4))
         patches = ops.reshape(patches, (-1, groups, positions, num_elements * channels))
         cotangents = ops.reshape(cotangents, (-1, positions, groups, shape[-1] // groups))
         cotangents = ops.transpose(cotangents, (0, 2, 1, 3))
-        return forms.GroupedOuterProduct(patches, cotangents, shape, order=(1, 0, 2))
+        return GroupedOuterProduct(patches, cotangents, shape, order=(1, 0, 2))
 
 
-class _FiltersFirst(forms.Materialized):
+class _FiltersFirst(Materialized):
     """Gradients of kernels with the filters first, as the backend computes them.
 
     Only their weighted sum is transposed, which is one kernel in size.
@@ -124,12 +126,12 @@ class TransposedConvolutionRule(ConvolutionalRule):
 
     def kernel_gradient(
         self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
-    ) -> forms.PerExampleGradient:
+    ) -> PerExampleGradient:
         """Return the gradient of a kernel of shape `(*kernel_size, filters, channels)`."""
         patches = _patches(layer, cotangents, ops.shape(inputs)[1:-1])
         _, positions, num_elements, filters = ops.shape(patches)
         patches = ops.reshape(patches, (-1, positions, num_elements * filters))
-        return forms.OuterProduct(patches, _by_position(inputs), shape)
+        return OuterProduct(patches, _by_position(inputs), shape)
 
 
 @register(keras.layers.DepthwiseConv1D)
@@ -139,14 +141,14 @@ class DepthwiseConvolutionRule(ConvolutionalRule):
 
     def kernel_gradient(
         self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
-    ) -> forms.PerExampleGradient:
+    ) -> PerExampleGradient:
         """Return the gradient for cotangents `(batch_size, *spatial, channels * multiplier)`."""
         sizes = ops.shape(cotangents)[1:-1]
         cotangents = ops.reshape(cotangents, (-1, math.prod(sizes), *shape[-2:]))
         patches = ops.cast(_patches(layer, inputs, sizes), "float32")
         with backend.full_precision():
             gradients = ops.einsum("btkc,btcm->bkcm", patches, cotangents)
-        return forms.Materialized(ops.reshape(gradients, (-1, *shape)))
+        return Materialized(ops.reshape(gradients, (-1, *shape)))
 
 
 def _by_position(value: Tensor) -> Tensor:
@@ -159,63 +161,10 @@ def _channels_last(layer: Any, value: Tensor) -> Tensor:
     return value if layer.data_format == "channels_last" else ops.moveaxis(value, 1, -1)
 
 
-def _padding(
-    layer: Any, sizes: Sequence[Size], num_windows: Sequence[Size]
-) -> list[tuple[Size, Size]]:
-    """Return the number of zeros before and after the inputs along each spatial axis.
-
-    Args:
-        layer: A layer with `kernel_size`, `strides`, `dilation_rate` and `padding`.
-        sizes: The sizes of the inputs along each spatial axis.
-        num_windows: The number of windows along each spatial axis.
-    """
-    pairs = []
-    for size, windows, elements, stride, rate in zip(
-        sizes, num_windows, layer.kernel_size, layer.strides, layer.dilation_rate, strict=True
-    ):
-        covered = (elements - 1) * rate + 1
-        before, after = covered - 1 if layer.padding == "causal" else 0, 0
-        if layer.padding == "same":
-            missing = (windows - 1) * stride + covered - size
-            missing = max(missing, 0) if isinstance(missing, int) else ops.maximum(missing, 0)
-            before, after = missing // 2, missing - missing // 2
-        pairs.append((before, after))
-    return pairs
-
-
-def _patches(layer: Any, inputs: Tensor, num_windows: Sequence[Size]) -> Tensor:
-    """Return the rows of channels that each kernel element meets in each window.
-
-    Args:
-        layer: A layer with `kernel_size`, `strides`, `dilation_rate` and `padding`.
-        inputs: Tensor of shape `(batch_size, *spatial, channels)`.
-        num_windows: Number of windows along each spatial dimension.
-
-    Returns:
-        A tensor of shape `(batch_size, prod(num_windows), kernel_elements, channels)`.
-    """
-    sizes = ops.shape(inputs)[1:-1]
-    # Sizes that are numbers give places that are constants of the step.
-    are_numbers = all(isinstance(size, int) for size in (*sizes, *num_windows))
-    numpy: Any = np if are_numbers else ops
-    padding = _padding(layer, sizes, num_windows)
-    places = numpy.zeros((1, 1), "int32")
-    for pair, size, windows, elements, stride, rate in zip(
-        padding,
-        sizes,
-        num_windows,
-        layer.kernel_size,
-        layer.strides,
-        layer.dilation_rate,
-        strict=True,
-    ):
-        first = stride * numpy.arange(windows, dtype="int32")
-        along = first[:, None] + rate * numpy.arange(elements, dtype="int32")
-        places = places[:, None, :, None] * (pair[0] + size + pair[1]) + along[None, :, None, :]
-        places = numpy.reshape(places, (-1, places.shape[2] * elements))
-    if layer.padding != "valid":
-        inputs = ops.pad(inputs, [(0, 0), *padding, (0, 0)])
-    return ops.take(_by_position(inputs), places, axis=1)
+def _patches(layer: Any, inputs: Tensor, num_windows: Sequence[Any]) -> Tensor:
+    """Return patches of shape `(batch_size, prod(num_windows), kernel_elements, channels)`."""
+    patches = windows.patches(layer, inputs, num_windows)
+    return ops.reshape(patches, (-1, math.prod(num_windows), *patches.shape[-2:]))
 
 
 def _gram_is_cheaper(layer: Any, inputs: Tensor, cotangents: Tensor) -> bool:
@@ -223,4 +172,4 @@ def _gram_is_cheaper(layer: Any, inputs: Tensor, cotangents: Tensor) -> bool:
     sizes = cotangents.shape[1:-1]
     positions = None if any(size is None for size in sizes) else math.prod(sizes)
     channels, filters = (value.shape[-1] // layer.groups for value in (inputs, cotangents))
-    return forms.gram_is_cheaper(positions, math.prod(layer.kernel_size) * channels, filters)
+    return gram_is_cheaper(positions, math.prod(layer.kernel_size) * channels, filters)

@@ -10,10 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 from keras import ops
 
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import contract, keras_private, windows
 from keras_adaclip.backend.contract import Function, ResultAndGradients, Tensor, Tensors, Variables
 
 
@@ -80,28 +79,9 @@ def gradients_at(function: Function, values: Tensors) -> tuple[list[Tensor], Any
     return jax.grad(function, has_aux=True)(list(values))
 
 
-def per_example_layer_gradients(
-    function: Function, values: Tensors, arguments: Tensors, cotangents: Tensors
-) -> list[Tensor]:
-    """Override: `jax.vmap` of a vector-Jacobian product."""
-
-    def one_example(inputs: Tensors, cotangent: Tensors) -> list[Tensor]:
-        """Return the gradients of one example."""
-        inputs = [value[None] for value in inputs]
-        _, pullback = jax.vjp(lambda *shared: list(function(shared, inputs)), *values)
-        return list(pullback([value[None] for value in cotangent]))
-
-    return jax.vmap(one_example)(list(arguments), list(cotangents))
-
-
 def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -> list[Tensor]:
     """Override: `jax.vmap`."""
     return jax.vmap(function)(values)
-
-
-def map_examples(function: Function, values: list[Tensor]) -> list[Tensor]:
-    """Override: as for other units."""
-    return map_units(function, values)
 
 
 def loop_over_chunks(
@@ -112,9 +92,7 @@ def loop_over_chunks(
     A step that is not compiled loops in Python: it would compile a `while_loop` again each time.
     """
     if not any(isinstance(value, jax.core.Tracer) for value in [num_chunks, *carry]):
-        for index in range(int(num_chunks)):
-            carry = body(index, carry)
-        return carry
+        return contract.loop_over_chunks(body, carry, num_chunks, variables, constants)
     pure, fixed = purified(body, [*constants, *variables]), [each.value for each in constants]
 
     def run(index: Tensor, state: tuple[list[Tensor], list[Tensor]]) -> Any:
@@ -159,34 +137,13 @@ def fast_call(layer: keras.Layer, in_loop: bool) -> Callable[..., Tensor] | None
 
     def call(inputs: Tensor) -> Tensor:
         """Return the outputs of the layer."""
-        outputs = _convolution(layer, inputs)
+        shape = layer.compute_output_shape(inputs.shape)
+        kernel = ops.convert_to_tensor(layer.kernel).reshape(-1, shape[-1])
+        # A matrix product of all windows, which are shifted slices of the images.
+        patches = windows.patches(layer, inputs, shape[1:-1]).reshape(-1, len(kernel))
+        outputs = (patches @ kernel).reshape(shape)
         if layer.use_bias:
             outputs = outputs + ops.convert_to_tensor(layer.bias)
         return outputs if layer.activation is None else layer.activation(outputs)
 
     return call
-
-
-def _convolution(layer: Any, inputs: Tensor) -> Tensor:
-    """Return a layer's convolution, computed as a product of its windows with the kernel.
-
-    The windows are shifted slices of the images, one for each element of the kernel.
-    """
-    kernel, strides, rates = ops.convert_to_tensor(layer.kernel), layer.strides, layer.dilation_rate
-    spans = [rate * (size - 1) + 1 for rate, size in zip(rates, layer.kernel_size, strict=True)]
-    pairs = jax.lax.padtype_to_pads(inputs.shape[1:-1], spans, strides, layer.padding.upper())
-    inputs = jnp.pad(inputs, [(0, 0), *pairs, (0, 0)])
-    # The place of the last window along each axis.
-    ends = [size - span for size, span in zip(inputs.shape[1:-1], spans, strict=True)]
-
-    def slice_at(element: tuple[int, ...]) -> Tensor:
-        """Return the values that one element of the kernel meets in all windows."""
-        starts = [place * rate for place, rate in zip(element, rates, strict=True)]
-        axes = zip(starts, ends, strides, strict=True)
-        cut = [slice(start, start + end + 1, stride) for start, end, stride in axes]
-        return inputs[:, *cut]
-
-    patches = jnp.concatenate([slice_at(at) for at in np.ndindex(*layer.kernel_size)], axis=-1)
-    flat = patches.reshape(-1, patches.shape[-1])
-    products = flat @ kernel.reshape(-1, kernel.shape[-1])
-    return products.reshape(*patches.shape[:-1], kernel.shape[-1])

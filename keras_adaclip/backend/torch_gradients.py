@@ -1,0 +1,227 @@
+"""Gradients, loops and faster calls of layers on PyTorch.
+
+Keras copies images with channels last to an order with channels first, and for convolutions back
+again. PyTorch needs no copy: permuted axes tell it where the channels are. Forward and backward,
+in milliseconds of one core, with Keras's call in parentheses: the first pooling of the benchmark's
+row `cnn-256` takes 2.5 (17.3) of a step of 34; a group normalization of the row `resnet` 8 (31) and
+a convolution 13 (18), each of about 20 in a step of 480.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import torch
+from keras import ops
+
+from keras_adaclip.backend import contract, windows
+from keras_adaclip.backend.contract import Function, ResultAndGradients, Tensor, Tensors, Variables
+
+# `(batch_size, height, width, channels)` to `(batch_size, channels, height, width)`, and back.
+_CHANNELS_FIRST, _CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
+
+
+def differentiate_at_taps(function: Function, variables: Variables) -> ResultAndGradients:
+    """Override: tensors that pass a tap require gradients."""
+    taps: list[Tensor] = []
+
+    def tap(value: Tensor) -> Tensor:
+        """Return a tensor that requires gradients."""
+        if not value.requires_grad:
+            value = value.detach().requires_grad_()
+        taps.append(value)
+        return value
+
+    with torch.enable_grad():
+        loss, further = function(tap)
+    return keras.tree.map_structure(_detach, further), _gradients(loss, taps)
+
+
+def gradients_at(function: Function, values: Tensors) -> tuple[list[Tensor], Any]:
+    """Override: `torch.func.grad`."""
+    with torch.enable_grad():
+        detached = [value.detach() for value in values]
+        gradients, further = torch.func.grad(function, has_aux=True)(detached)
+    return list(gradients), further
+
+
+def convolution_kernel_gradients(
+    layer: Any, inputs: Tensor, cotangents: Tensor, pairs: Sequence[tuple[int, int]]
+) -> Tensor | None:
+    """Override: one grouped convolution, on a CPU and for kernels larger than 1.
+
+    The examples of a batch become groups of channels of one image. The gradient of a grouped
+    convolution keeps the groups apart, so its groups are the gradients of the examples (Rochette et
+    al. 2019). In milliseconds of one core, with products of patches in parentheses: 27 (63) for
+    each convolution with 16 filters in the speed benchmark's row `resnet`, whose step takes 480.
+    """
+    batch_size, filters = inputs.shape[0], cotangents.shape[-1]
+    is_a_product = all(elements == 1 for elements in layer.kernel_size)
+    # Many groups of few channels are slow on a GPU.
+    if is_a_product or batch_size == 0 or inputs.device.type != "cpu":
+        return None
+    images, padding = _padded(torch.movedim(inputs, -1, 1), pairs)
+    images, cotangents = (
+        value.to(torch.float32).reshape(1, -1, *value.shape[2:])
+        for value in (images, torch.movedim(cotangents, -1, 1))
+    )
+    shape = (filters, inputs.shape[-1] // layer.groups, *layer.kernel_size)
+    # Only the shape of the kernels is read; expanded ones would be copied.
+    kernels = images.new_empty((batch_size * shape[0], *shape[1:]))
+    _, gradients, _ = torch.ops.aten.convolution_backward(
+        cotangents,
+        images,
+        kernels,
+        None,
+        tuple(layer.strides),
+        padding,
+        tuple(layer.dilation_rate),
+        False,
+        [0] * len(pairs),
+        batch_size * layer.groups,
+        (False, True, False),
+    )
+    return gradients.reshape(batch_size, *shape)
+
+
+def _padded(images: Tensor, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, list[int]]:
+    """Return images, and the zeros that a convolution adds on both sides of each axis.
+
+    Images are padded where one side gets more zeros than the other.
+    """
+    if all(first == last for first, last in pairs):
+        return images, [first for first, _ in pairs]
+    zeros = [number for pair in pairs[::-1] for number in pair]
+    return torch.nn.functional.pad(images, zeros), [0] * len(pairs)
+
+
+def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -> list[Tensor]:
+    """Override: `torch.func.vmap`, or one unit at a time."""
+    try:
+        with warnings.catch_warnings():
+            # PyTorch warns of operations without a rule for batches, which it loops over.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            return list(torch.func.vmap(function, randomness="different")(values))
+    except RuntimeError:  # Some functions branch on values, and not every operation has a `vmap`.
+        if not may_loop:
+            raise
+        rows = [function([value[row] for value in values]) for row in range(len(values[0]))]
+        return [torch.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+def masked(kept: Tensor, values: Tensor) -> Tensor:
+    """Override: on a CPU, copies nothing if all rows are kept, as in nearly every step."""
+    if kept.device.type == "cpu" and bool(kept.all()):
+        return values
+    return contract.masked(kept, values)
+
+
+def sum_of_rows(values: Tensor, places: Tensor, num_rows: int) -> Tensor:
+    """Override: without the copy that Keras makes."""
+    table = values.new_zeros((num_rows, *values.shape[1:]))
+    return table.index_add_(0, places, values)
+
+
+def _detach(value: Any) -> Any:
+    """Return a tensor without its graph, and anything else unchanged."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _gradients(loss: Tensor, by: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of a loss, zeros if unconnected."""
+    if not by or not loss.requires_grad:
+        return [torch.zeros_like(value) for value in by]
+    return list(torch.autograd.grad(loss, by, materialize_grads=True))
+
+
+def fast_call(layer: keras.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
+    """Override: for Keras's own classes, if nothing of the instance was replaced."""
+    make = _MAKERS.get(type(layer))
+    if make is None or {"call", "convolution_op"} & set(vars(layer)):
+        return None
+    if layer.compute_dtype != "float32" or ops.convert_to_tensor(0.0).device.type != "cpu":
+        return None
+    return make(layer)
+
+
+def _pooling(pool: Callable[..., Tensor], layer: keras.Layer) -> Callable[..., Any] | None:
+    """Return a call without copies for a pooling layer that does not pad."""
+    if (layer.data_format, layer.padding) != ("channels_last", "valid"):
+        return None
+
+    def call(inputs: Tensor) -> Tensor:
+        """Return the pooled images."""
+        pooled = pool(inputs.permute(_CHANNELS_FIRST), layer.pool_size, layer.strides)
+        return pooled.permute(_CHANNELS_LAST)
+
+    return call
+
+
+def _convolution(layer: keras.Layer) -> Callable[..., Any] | None:
+    """Return a call that keeps channels last in memory."""
+    if layer.data_format != "channels_last" or _is_adapted(layer):
+        return None
+
+    def call(inputs: Tensor) -> Tensor:
+        """Return the convolution of the images."""
+        if inputs.ndim != 4 or inputs.dtype != torch.float32:
+            return type(layer).call(layer, inputs)
+        images = _in_order(inputs.permute(_CHANNELS_FIRST))
+        num_windows = layer.compute_output_shape(inputs.shape)[1:-1]
+        images, padding = _padded(images, windows.padding(layer, images.shape[2:], num_windows))
+        outputs = torch.nn.functional.conv2d(
+            images,
+            _in_order(_value(layer.kernel).permute(3, 2, 0, 1)),
+            _value(layer.bias) if layer.use_bias else None,
+            layer.strides,
+            padding,
+            layer.dilation_rate,
+            layer.groups,
+        ).permute(_CHANNELS_LAST)
+        return outputs if layer.activation is None else layer.activation(outputs)
+
+    return call
+
+
+def _group_normalization(layer: keras.Layer) -> Callable[..., Any] | None:
+    """Return a call that is one operation instead of a dozen."""
+
+    def call(inputs: Tensor) -> Tensor:
+        """Return the normalized images."""
+        is_image = inputs.ndim == 4 and inputs.dtype == torch.float32 and inputs.numel() > 0
+        if not is_image or layer.axis not in (-1, 3):
+            return type(layer).call(layer, inputs)
+        return torch.nn.functional.group_norm(
+            inputs.permute(_CHANNELS_FIRST),
+            layer.groups,
+            _value(layer.gamma) if layer.scale else None,
+            _value(layer.beta) if layer.center else None,
+            layer.epsilon,
+        ).permute(_CHANNELS_LAST)
+
+    return call
+
+
+def _is_adapted(layer: keras.Layer) -> bool:
+    """Return whether the layer is quantized or has LoRA weights."""
+    return bool(getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
+
+
+def _value(variable: keras.Variable) -> Tensor:
+    """Return the value of a variable, inside of a `StatelessScope` that of the scope."""
+    return ops.convert_to_tensor(variable)
+
+
+def _in_order(images: Tensor) -> Tensor:
+    """Return the images in memory with channels last."""
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+_MAKERS: dict[type, Callable[[Any], Callable[..., Any] | None]] = {
+    keras.layers.MaxPooling2D: functools.partial(_pooling, torch.nn.functional.max_pool2d),
+    keras.layers.AveragePooling2D: functools.partial(_pooling, torch.nn.functional.avg_pool2d),
+    keras.layers.Conv2D: _convolution,
+    keras.layers.GroupNormalization: _group_normalization,
+}
