@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from keras import ops
 
-from keras_adaclip.backend import contract, keras_private, windows
+from keras_adaclip.backend import contract, keras_private
 from keras_adaclip.backend.contract import Function, ResultAndGradients, Tensor, Tensors, Variables
 
 
@@ -137,13 +138,34 @@ def fast_call(layer: keras.Layer, in_loop: bool) -> Callable[..., Tensor] | None
 
     def call(inputs: Tensor) -> Tensor:
         """Return the outputs of the layer."""
-        shape = layer.compute_output_shape(inputs.shape)
-        kernel = ops.convert_to_tensor(layer.kernel).reshape(-1, shape[-1])
-        # A matrix product of all windows, which are shifted slices of the images.
-        patches = windows.patches(layer, inputs, shape[1:-1]).reshape(-1, len(kernel))
-        outputs = (patches @ kernel).reshape(shape)
+        outputs = _convolution(layer, inputs)
         if layer.use_bias:
             outputs = outputs + ops.convert_to_tensor(layer.bias)
         return outputs if layer.activation is None else layer.activation(outputs)
 
     return call
+
+
+def _convolution(layer: Any, inputs: Tensor) -> Tensor:
+    """Return a layer's convolution, computed as a product of its windows with the kernel.
+
+    The windows are shifted slices of the images, one for each element of the kernel.
+    """
+    kernel, strides, rates = ops.convert_to_tensor(layer.kernel), layer.strides, layer.dilation_rate
+    spans = [rate * (size - 1) + 1 for rate, size in zip(rates, layer.kernel_size, strict=True)]
+    pairs = jax.lax.padtype_to_pads(inputs.shape[1:-1], spans, strides, layer.padding.upper())
+    inputs = jnp.pad(inputs, [(0, 0), *pairs, (0, 0)])
+    # The place of the last window along each axis.
+    ends = [size - span for size, span in zip(inputs.shape[1:-1], spans, strict=True)]
+
+    def slice_at(element: tuple[int, ...]) -> Tensor:
+        """Return the values that one element of the kernel meets in all windows."""
+        starts = [place * rate for place, rate in zip(element, rates, strict=True)]
+        axes = zip(starts, ends, strides, strict=True)
+        cut = [slice(start, start + end + 1, stride) for start, end, stride in axes]
+        return inputs[:, *cut]
+
+    patches = jnp.concatenate([slice_at(at) for at in np.ndindex(*layer.kernel_size)], axis=-1)
+    flat = patches.reshape(-1, patches.shape[-1])
+    products = flat @ kernel.reshape(-1, kernel.shape[-1])
+    return products.reshape(*patches.shape[:-1], kernel.shape[-1])

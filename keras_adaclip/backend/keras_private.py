@@ -285,38 +285,28 @@ def mask_of(value: Tensor) -> Tensor | None:
 
 def attach_mask(value: Tensor, mask: Tensor | None) -> Tensor:
     """Attach a mask to a tensor as Keras's layers do, and return the tensor."""
-    if mask is not None:
-        set_keras_mask(value, mask)
-    return value
-
-
-def logits_of(value: Tensor) -> Tensor | None:
-    """Return the logits from which softmax or sigmoid computed `value`, or None.
-
-    Keras's cross-entropies look for logits on TensorFlow alone. They are exact on logits, while
-    they clip probabilities at 1e-7, beyond which the gradient is zero.
-    """
-    if keras.backend.backend() != "tensorflow":
-        return None
-    return getattr(value, "_keras_logits", None)
-
-
-def attach_logits(value: Tensor, logits: Tensor | None) -> Tensor:
-    """Attach logits to a tensor as Keras's activations do, and return the tensor."""
-    if logits is not None:
-        value._keras_logits = logits
-    return value
+    return attach_marks(value, (mask, None))
 
 
 def marks_of(value: Tensor) -> list[Tensor | None]:
-    """Return what Keras attached to a tensor: its mask, and its logits; None for neither."""
-    return [mask_of(value), logits_of(value)]
+    """Return what Keras attached to a tensor: its mask and its logits, None for neither.
+
+    Logits are those from which softmax or sigmoid computed it. Keras's cross-entropies look for
+    them on TensorFlow alone. They are exact on logits, while they clip probabilities at 1e-7,
+    beyond which the gradient is zero.
+    """
+    has_logits = keras.backend.backend() == "tensorflow"
+    return [get_keras_mask(value), getattr(value, "_keras_logits", None) if has_logits else None]
 
 
 def attach_marks(value: Tensor, marks: Iterable[Tensor | None]) -> Tensor:
-    """Attach a mask and logits to a tensor, and return the tensor."""
+    """Attach mask and logits to a tensor as Keras does, and return the tensor."""
     mask, logits = marks
-    return attach_logits(attach_mask(value, mask), logits)
+    if mask is not None:
+        set_keras_mask(value, mask)
+    if logits is not None:
+        value._keras_logits = logits
+    return value
 
 
 def marked_like(value: Tensor, other: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -70,18 +70,10 @@ def fit_arguments(
     waits for the tuner's thread, which may sleep for seconds on a busy machine. Batches must not
     hold lists, which tf.data takes for tensors.
     """
-
-    def specified(array: Any, num_open: int) -> tf.TensorSpec:
-        """Return the specification of an array whose first axes are open."""
-        shape = [None if axis < num_open else size for axis, size in enumerate(array.shape)]
-        return tf.TensorSpec(shape, array.dtype)
-
-    signature = {
-        name: keras.tree.map_structure(
-            functools.partial(specified, num_open=(num_open_axes or {}).get(name, 1)), part
-        )
-        for name, part in rows.items()
-    }
+    signature = {}
+    for name, part in rows.items():
+        specified = functools.partial(_specified, num_open=(num_open_axes or {}).get(name, 1))
+        signature[name] = keras.tree.map_structure(specified, part)
     strategy = model.distribute_strategy
     num_replicas = num_local_replicas(strategy)
     is_shared = strategy.num_replicas_in_sync > 1
@@ -100,6 +92,12 @@ def fit_arguments(
     # Each replica takes an element of its own, so an epoch has more elements than steps, and the
     # number of steps must end it.
     return {"x": data, "steps_per_epoch": batches.num_batches} if is_shared else {"x": data}
+
+
+def _specified(array: Any, num_open: int = 0) -> tf.TensorSpec:
+    """Return the specification of an array or tensor whose first axes are open."""
+    shape = [None if axis < num_open else size for axis, size in enumerate(array.shape)]
+    return tf.TensorSpec(shape, array.dtype)
 
 
 def _generator(batches: keras.utils.PyDataset, num_replicas: int, is_endless: bool) -> Function:
@@ -163,16 +161,10 @@ class Evaluator(contract.Evaluator):
 
     def _prepared(self, rows: list[Tensor], further: Any) -> Function:
         """Return the function to run, and note the effects of its graph."""
-        is_open = not needs_fixed_shapes(self._model)
-
-        def specified(value: Tensor, is_row: bool) -> tf.TensorSpec:
-            """Return the specification of a tensor, with open rows if steps take any number."""
-            shape = [None, *value.shape[1:]] if is_row and is_open else value.shape
-            return tf.TensorSpec(shape, value.dtype)
-
+        num_open = 0 if needs_fixed_shapes(self._model) else 1
         signature = [
-            [specified(value, is_row=True) for value in rows],
-            keras.tree.map_structure(functools.partial(specified, is_row=False), further),
+            [_specified(value, num_open) for value in rows],
+            keras.tree.map_structure(_specified, further),
         ]
         traced = tf.function(self._function, input_signature=signature, autograph=False)
         # Eagerly, values may decide what runs, which cannot be traced.

@@ -1,10 +1,10 @@
 """Gradients, loops and faster calls of layers on PyTorch.
 
-Keras copies images with channels last to an order with channels first, and for convolutions back
-again. PyTorch needs no copy: permuted axes tell it where the channels are. Forward and backward,
-in milliseconds of one core, with Keras's call in parentheses: the first pooling of the benchmark's
-row `cnn-256` takes 2.5 (17.3) of a step of 34; a group normalization of the row `resnet` 8 (31) and
-a convolution 13 (18), each of about 20 in a step of 480.
+Keras copies images with channels last to an order with channels first. PyTorch needs no copy:
+permuted axes tell it where the channels are. Forward and backward, in milliseconds of one core,
+with Keras's call in parentheses: the first pooling of the benchmark's row `cnn-256` takes 2.5
+(17.3) of a step of 34; a group normalization of the row `resnet` 8 (31), of about 20 in a step of
+480.
 """
 
 import functools
@@ -16,11 +16,15 @@ import keras
 import torch
 from keras import ops
 
-from keras_adaclip.backend import contract, windows
+from keras_adaclip.backend import contract
 from keras_adaclip.backend.contract import Function, ResultAndGradients, Tensor, Tensors, Variables
 
 # `(batch_size, height, width, channels)` to `(batch_size, channels, height, width)`, and back.
 _CHANNELS_FIRST, _CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
+_POOLS = {
+    keras.layers.MaxPooling2D: torch.nn.functional.max_pool2d,
+    keras.layers.AveragePooling2D: torch.nn.functional.avg_pool2d,
+}
 
 
 def differentiate_at_taps(function: Function, variables: Variables) -> ResultAndGradients:
@@ -62,7 +66,9 @@ def convolution_kernel_gradients(
     # Many groups of few channels are slow on a GPU.
     if is_a_product or batch_size == 0 or inputs.device.type != "cpu":
         return None
-    images, padding = _padded(torch.movedim(inputs, -1, 1), pairs)
+    images, is_even = torch.movedim(inputs, -1, 1), all(first == last for first, last in pairs)
+    if not is_even:  # A convolution pads both sides alike.
+        images = torch.nn.functional.pad(images, [rows for pair in pairs[::-1] for rows in pair])
     images, cotangents = (
         value.to(torch.float32).reshape(1, -1, *value.shape[2:])
         for value in (images, torch.movedim(cotangents, -1, 1))
@@ -76,7 +82,7 @@ def convolution_kernel_gradients(
         kernels,
         None,
         tuple(layer.strides),
-        padding,
+        [before if is_even else 0 for before, _ in pairs],
         tuple(layer.dilation_rate),
         False,
         [0] * len(pairs),
@@ -84,17 +90,6 @@ def convolution_kernel_gradients(
         (False, True, False),
     )
     return gradients.reshape(batch_size, *shape)
-
-
-def _padded(images: Tensor, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, list[int]]:
-    """Return images, and the zeros that a convolution adds on both sides of each axis.
-
-    Images are padded where one side gets more zeros than the other.
-    """
-    if all(first == last for first, last in pairs):
-        return images, [first for first, _ in pairs]
-    zeros = [number for pair in pairs[::-1] for number in pair]
-    return torch.nn.functional.pad(images, zeros), [0] * len(pairs)
 
 
 def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -> list[Tensor]:
@@ -138,90 +133,31 @@ def _gradients(loss: Tensor, by: list[Tensor]) -> list[Tensor]:
 
 def fast_call(layer: keras.Layer, in_loop: bool) -> Callable[..., Tensor] | None:
     """Override: for Keras's own classes, if nothing of the instance was replaced."""
-    make = _MAKERS.get(type(layer))
-    if make is None or {"call", "convolution_op"} & set(vars(layer)):
+    is_on_cpu = ops.convert_to_tensor(0.0).device.type == "cpu"
+    if "call" in vars(layer) or layer.compute_dtype != "float32" or not is_on_cpu:
         return None
-    if layer.compute_dtype != "float32" or ops.convert_to_tensor(0.0).device.type != "cpu":
-        return None
-    return make(layer)
+    if type(layer) is keras.layers.GroupNormalization:
+        return functools.partial(_group_normalized, layer)
+    is_plain = type(layer) in _POOLS and layer.padding == "valid"
+    if is_plain and layer.data_format == "channels_last":
+        return functools.partial(_pooled, layer)
+    return None
 
 
-def _pooling(pool: Callable[..., Tensor], layer: keras.Layer) -> Callable[..., Any] | None:
-    """Return a call without copies for a pooling layer that does not pad."""
-    if (layer.data_format, layer.padding) != ("channels_last", "valid"):
-        return None
-
-    def call(inputs: Tensor) -> Tensor:
-        """Return the pooled images."""
-        pooled = pool(inputs.permute(_CHANNELS_FIRST), layer.pool_size, layer.strides)
-        return pooled.permute(_CHANNELS_LAST)
-
-    return call
+def _pooled(layer: Any, inputs: Tensor) -> Tensor:
+    """Return the pooled images, without a copy."""
+    images = inputs.permute(_CHANNELS_FIRST)
+    return _POOLS[type(layer)](images, layer.pool_size, layer.strides).permute(_CHANNELS_LAST)
 
 
-def _convolution(layer: keras.Layer) -> Callable[..., Any] | None:
-    """Return a call that keeps channels last in memory."""
-    if layer.data_format != "channels_last" or _is_adapted(layer):
-        return None
-
-    def call(inputs: Tensor) -> Tensor:
-        """Return the convolution of the images."""
-        if inputs.ndim != 4 or inputs.dtype != torch.float32:
-            return type(layer).call(layer, inputs)
-        images = _in_order(inputs.permute(_CHANNELS_FIRST))
-        num_windows = layer.compute_output_shape(inputs.shape)[1:-1]
-        images, padding = _padded(images, windows.padding(layer, images.shape[2:], num_windows))
-        outputs = torch.nn.functional.conv2d(
-            images,
-            _in_order(_value(layer.kernel).permute(3, 2, 0, 1)),
-            _value(layer.bias) if layer.use_bias else None,
-            layer.strides,
-            padding,
-            layer.dilation_rate,
-            layer.groups,
-        ).permute(_CHANNELS_LAST)
-        return outputs if layer.activation is None else layer.activation(outputs)
-
-    return call
-
-
-def _group_normalization(layer: keras.Layer) -> Callable[..., Any] | None:
-    """Return a call that is one operation instead of a dozen."""
-
-    def call(inputs: Tensor) -> Tensor:
-        """Return the normalized images."""
-        is_image = inputs.ndim == 4 and inputs.dtype == torch.float32 and inputs.numel() > 0
-        if not is_image or layer.axis not in (-1, 3):
-            return type(layer).call(layer, inputs)
-        return torch.nn.functional.group_norm(
-            inputs.permute(_CHANNELS_FIRST),
-            layer.groups,
-            _value(layer.gamma) if layer.scale else None,
-            _value(layer.beta) if layer.center else None,
-            layer.epsilon,
-        ).permute(_CHANNELS_LAST)
-
-    return call
-
-
-def _is_adapted(layer: keras.Layer) -> bool:
-    """Return whether the layer is quantized or has LoRA weights."""
-    return bool(getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
-
-
-def _value(variable: keras.Variable) -> Tensor:
-    """Return the value of a variable, inside of a `StatelessScope` that of the scope."""
-    return ops.convert_to_tensor(variable)
-
-
-def _in_order(images: Tensor) -> Tensor:
-    """Return the images in memory with channels last."""
-    return images.contiguous(memory_format=torch.channels_last)
-
-
-_MAKERS: dict[type, Callable[[Any], Callable[..., Any] | None]] = {
-    keras.layers.MaxPooling2D: functools.partial(_pooling, torch.nn.functional.max_pool2d),
-    keras.layers.AveragePooling2D: functools.partial(_pooling, torch.nn.functional.avg_pool2d),
-    keras.layers.Conv2D: _convolution,
-    keras.layers.GroupNormalization: _group_normalization,
-}
+def _group_normalized(layer: Any, inputs: Tensor) -> Tensor:
+    """Return the normalized images, by one operation instead of a dozen."""
+    is_image = inputs.ndim == 4 and inputs.dtype == torch.float32 and inputs.numel() > 0
+    if not is_image or layer.axis not in (-1, 3):
+        return type(layer).call(layer, inputs)
+    weights = [
+        None if each is None else ops.convert_to_tensor(each) for each in (layer.gamma, layer.beta)
+    ]
+    images = inputs.permute(_CHANNELS_FIRST)
+    normalized = torch.nn.functional.group_norm(images, layer.groups, *weights, layer.epsilon)
+    return normalized.permute(_CHANNELS_LAST)

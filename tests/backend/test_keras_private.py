@@ -97,14 +97,14 @@ def test_masks_are_read_and_attached_where_keras_looks_for_them():
 def test_logits_are_found_on_tensorflow_alone(activation):
     logits = ops.convert_to_tensor([[1.0, 2.0]])
     outputs = getattr(keras.activations, activation)(logits)
-    found = keras_private.logits_of(outputs)
+    _, found = keras_private.marks_of(outputs)
     if BACKEND != "tensorflow":
         assert found is None
         return
     np.testing.assert_array_equal(ops.convert_to_numpy(found), [[1.0, 2.0]])
     # The cross-entropies really start from them.
     logits = ops.convert_to_tensor([[0.0, 99.0]])
-    other = keras_private.attach_logits(ops.ones((1, 2)) / 2.0, logits)
+    other = keras_private.attach_marks(ops.ones((1, 2)) / 2.0, (None, logits))
     wrong = keras.losses.CategoricalCrossentropy()(np.array([[1.0, 0.0]], "float32"), other)
     assert float(wrong) == pytest.approx(99.0)
 

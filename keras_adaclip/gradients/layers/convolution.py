@@ -1,7 +1,9 @@
 """Convolutions: matrix products between patches of the input and cotangents.
 
-Source: Rochette et al. 2019, "Efficient per-example gradient computations in convolutional neural
-networks".
+The patches are exact for every stride, dilation and padding, in any number of spatial dimensions
+(Rochette et al. 2019, "Efficient per-example gradient computations in convolutional neural
+networks"). Sizes that TensorFlow knows only when the step runs (sequences of many lengths) are
+tensors here, all others are numbers.
 """
 
 import abc
@@ -10,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.backend import windows
 from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
 from keras_adaclip.gradients.outer_products import (
@@ -23,6 +25,7 @@ from keras_adaclip.gradients.outer_products import (
 )
 
 Tensor = Any
+Size = Any
 
 
 class ConvolutionalRule(LayerRule):
@@ -74,7 +77,7 @@ class ConvolutionRule(ConvolutionalRule):
         """Return an outer product for each group of filters, or gradients of the backend's own."""
         sizes = ops.shape(cotangents)[1:-1]
         if not _gram_is_cheaper(layer, inputs, cotangents):
-            pairs = windows.padding(layer, ops.shape(inputs)[1:-1], sizes)
+            pairs = _padding(layer, ops.shape(inputs)[1:-1], sizes)
             gradients = backend.convolution_kernel_gradients(layer, inputs, cotangents, pairs)
             if gradients is not None:
                 return _FiltersFirst(gradients)
@@ -161,10 +164,63 @@ def _channels_last(layer: Any, value: Tensor) -> Tensor:
     return value if layer.data_format == "channels_last" else ops.moveaxis(value, 1, -1)
 
 
-def _patches(layer: Any, inputs: Tensor, num_windows: Sequence[Any]) -> Tensor:
-    """Return patches of shape `(batch_size, prod(num_windows), kernel_elements, channels)`."""
-    patches = windows.patches(layer, inputs, num_windows)
-    return ops.reshape(patches, (-1, math.prod(num_windows), *patches.shape[-2:]))
+def _padding(
+    layer: Any, sizes: Sequence[Size], num_windows: Sequence[Size]
+) -> list[tuple[Size, Size]]:
+    """Return the number of zeros before and after the inputs along each spatial axis.
+
+    Args:
+        layer: A layer with `kernel_size`, `strides`, `dilation_rate` and `padding`.
+        sizes: The sizes of the inputs along each spatial axis.
+        num_windows: The number of windows along each spatial axis.
+    """
+    pairs = []
+    for size, windows, elements, stride, rate in zip(
+        sizes, num_windows, layer.kernel_size, layer.strides, layer.dilation_rate, strict=True
+    ):
+        covered = (elements - 1) * rate + 1
+        before, after = covered - 1 if layer.padding == "causal" else 0, 0
+        if layer.padding == "same":
+            missing = (windows - 1) * stride + covered - size
+            missing = max(missing, 0) if isinstance(missing, int) else ops.maximum(missing, 0)
+            before, after = missing // 2, missing - missing // 2
+        pairs.append((before, after))
+    return pairs
+
+
+def _patches(layer: Any, inputs: Tensor, num_windows: Sequence[Size]) -> Tensor:
+    """Return the rows of channels that each kernel element meets in each window.
+
+    Args:
+        layer: A layer with `kernel_size`, `strides`, `dilation_rate` and `padding`.
+        inputs: Tensor of shape `(batch_size, *spatial, channels)`.
+        num_windows: Number of windows along each spatial dimension.
+
+    Returns:
+        A tensor of shape `(batch_size, prod(num_windows), kernel_elements, channels)`.
+    """
+    sizes = ops.shape(inputs)[1:-1]
+    # Sizes that are numbers give places that are constants of the step.
+    are_numbers = all(isinstance(size, int) for size in (*sizes, *num_windows))
+    numpy: Any = np if are_numbers else ops
+    padding = _padding(layer, sizes, num_windows)
+    places = numpy.zeros((1, 1), "int32")
+    for pair, size, windows, elements, stride, rate in zip(
+        padding,
+        sizes,
+        num_windows,
+        layer.kernel_size,
+        layer.strides,
+        layer.dilation_rate,
+        strict=True,
+    ):
+        first = stride * numpy.arange(windows, dtype="int32")
+        along = first[:, None] + rate * numpy.arange(elements, dtype="int32")
+        places = places[:, None, :, None] * (pair[0] + size + pair[1]) + along[None, :, None, :]
+        places = numpy.reshape(places, (-1, places.shape[2] * elements))
+    if layer.padding != "valid":
+        inputs = ops.pad(inputs, [(0, 0), *padding, (0, 0)])
+    return ops.take(_by_position(inputs), places, axis=1)
 
 
 def _gram_is_cheaper(layer: Any, inputs: Tensor, cotangents: Tensor) -> bool:
