@@ -7,18 +7,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip import backend
+from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import Clipper, FixedClipping, ParameterGroups
-from keras_adaclip.gradients import (
-    Batch,
-    Draws,
-    call_model,
-    clipped_sum,
-    layer_reports,
-    looped_plan,
-    make_plan,
-)
+from keras_adaclip.gradients import Batch, Draws, call_model, clipped_sum, looped_plan, make_plan
 from tests import oracles
 
 LOOPED = looped_plan("asked for by a test")
@@ -70,7 +62,7 @@ def rules(plan):
         return "whole"
     return [
         rule.split(" ")[0].removesuffix("Rule")
-        for rule in [each.rule for each in layer_reports(plan)]
+        for rule in [each.rule for each in gradients.layer_reports(plan)]
     ]
 
 
