@@ -60,10 +60,8 @@ def rules(plan):
     """The rule of each layer in order, such as "Dense" or "general"; or the word "whole"."""
     if not plan.is_layerwise:
         return "whole"
-    return [
-        rule.split(" ")[0].removesuffix("Rule")
-        for rule in [each.rule for each in gradients.layer_reports(plan)]
-    ]
+    reports = gradients.layer_reports(plan)
+    return [each.rule.split(" ")[0].removesuffix("Rule") for each in reports]
 
 
 def held(model):
