@@ -1,8 +1,8 @@
 """The functions in which TensorFlow, JAX and PyTorch differ.
 
-`contract.py` states each function once. The folder of the backend that `keras.backend.backend()`
-names overrides those that differ. No other folder imports a framework, except for
-`integrations/tensorflow_privacy/`. Private names of Keras are in `keras_private.py`.
+`contract.py` states each function once. The two modules of the backend that
+`keras.backend.backend()` names override those that differ. No other folder imports a framework,
+except for `integrations/tensorflow_privacy/`. Private names of Keras are in `keras_private.py`.
 """
 
 import importlib
@@ -18,5 +18,6 @@ __all__ = [
     if not name.startswith("_") and getattr(member, "__module__", None) == contract.__name__
 ]
 
-_backend = importlib.import_module(f"keras_adaclip.backend.{keras.backend.backend()}")
-globals().update({name: getattr(_backend, name) for name in __all__ if hasattr(_backend, name)})
+for _part in ("gradients", "steps"):
+    _module = importlib.import_module(f"keras_adaclip.backend.{keras.backend.backend()}_{_part}")
+    globals().update({name: getattr(_module, name) for name in __all__ if hasattr(_module, name)})

@@ -1,8 +1,8 @@
 """The functions in which the backends differ, each with its docstring and its default.
 
-A backend overrides a function by defining one of the same name and signature in its folder.
-`keras_adaclip.backend` offers the backend's function, or else the default of this module. Functions
-that raise `NotImplementedError` here have no default.
+A backend overrides a function by defining one of the same name and signature in one of its two
+modules. `keras_adaclip.backend` offers the backend's function, or else the default of this module.
+Functions that raise `NotImplementedError` here have no default.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
+
 Tensor = Any
 Tensors = Sequence[Tensor]
 Variables = Sequence[keras.Variable]
-TensorFunction = Callable[[list[Tensor]], list[Tensor]]
-WeightedFunction = Callable[[Tensors, Tensors], Tensors]
+# What it takes and returns is stated where it is an argument.
+Function = Callable[..., Any]
 ResultAndGradients = tuple[Any, list[Tensor]]
-LoopBody = Callable[[Any, list[Tensor]], list[Tensor]]
 NO_MEMORY_KNOWN = (
     'Here microbatch_size="auto" needs `memory_limit`, in bytes: the system does not tell how much '
     "memory is free."
 )
-# For overrides: what their functions take and return is stated here.
-Function = Callable[..., Any]
 
 
 # How steps run.
@@ -39,11 +39,6 @@ def needs_fixed_shapes(model: keras.Model) -> bool:
     XLA compiles once for each shape; graphs and eager steps take any.
     """
     return False
-
-
-def traces_steps(model: keras.Model) -> bool:
-    """Return whether Python sees a step of `model` only once, when it is compiled."""
-    return not model.run_eagerly
 
 
 def is_traced(value: Any) -> bool:
@@ -98,9 +93,9 @@ def train_step(
     raise NotImplementedError
 
 
-def trace(function: Callable[[], Any]) -> None:
-    """Run `function` for what Python sees of it, such as shapes, and drop its results."""
-    raise NotImplementedError
+def trace(function: Callable[[], None]) -> None:
+    """Run `function` for what Python sees of it, such as shapes."""
+    function()
 
 
 def fit_arguments(
@@ -158,7 +153,13 @@ def gradients_of(
     Returns:
         The further tensors, and one dense gradient for each variable of `by`, zeros if unconnected.
     """
-    raise NotImplementedError
+
+    def at_taps(tap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
+        """Call the function with values of `by` that passed the tap."""
+        with keras_private.NestedScope([(each, tap(each.value)) for each in by]):
+            return function()
+
+    return backend.differentiate_at_taps(at_taps, variables)
 
 
 def gradients_at(
@@ -173,17 +174,20 @@ def gradients_at(
     Returns:
         One gradient for each of `values`, zeros if unconnected, and the further tensors.
     """
-    raise NotImplementedError
+    further, gradients = backend.differentiate_at_taps(
+        lambda tap: function([*map(tap, values)]), ()
+    )
+    return gradients, further
 
 
 def per_example_layer_gradients(
-    function: WeightedFunction, values: Tensors, arguments: Tensors, cotangents: Tensors
+    function: Function, values: Tensors, arguments: Tensors, cotangents: Tensors
 ) -> list[Tensor]:
     """Return the gradient of `sum(function(values, arguments) * cotangents)` of each example.
 
     Args:
-        function: Takes the shared `values` and the arguments of a small batch that holds one
-            example. Rows of its outputs beyond those of `cotangents` are ignored.
+        function: Takes the shared `values` and the arguments of a small batch, whose first row is
+            one example.
         values: Tensors shared by all examples; the gradients are taken by these.
         arguments: Tensors of shape `(batch_size, ...)`.
         cotangents: One tensor of shape `(batch_size, ...)` for each output of `function`.
@@ -191,7 +195,25 @@ def per_example_layer_gradients(
     Returns:
         One tensor of shape `(batch_size, *value.shape)` for each of `values`.
     """
-    raise NotImplementedError
+
+    def one_example(example: list[Tensor]) -> list[Tensor]:
+        """Return the gradients of one example."""
+        rows, weights = example[: len(arguments)], example[len(arguments) :]
+        inputs = [ops.stack([row] * backend.least_batch_size()) for row in rows]
+
+        def inner_product(shared: Tensors) -> tuple[Tensor, list[Tensor]]:
+            """Return the inner product of the example's outputs and cotangents."""
+            pairs = zip(function(shared, inputs), weights, strict=True)
+            return sum(ops.sum(output[0] * weight) for output, weight in pairs), []
+
+        return list(backend.gradients_at(inner_product, values)[0])
+
+    return backend.map_units(one_example, [*arguments, *cotangents])
+
+
+def least_batch_size() -> int:
+    """Return the size of the smallest batch that the backend differentiates without an error."""
+    return 1
 
 
 def convolution_kernel_gradients(
@@ -226,7 +248,7 @@ def fast_call(layer: keras.Layer, in_loop: bool) -> Callable[..., Tensor] | None
 # Loops and maps.
 
 
-def map_examples(function: TensorFunction, values: list[Tensor]) -> list[Tensor]:
+def map_examples(function: Function, values: list[Tensor]) -> list[Tensor]:
     """Apply `function` to each row of `values` and stack its results.
 
     Args:
@@ -234,12 +256,10 @@ def map_examples(function: TensorFunction, values: list[Tensor]) -> list[Tensor]
             scalar that may be differentiated by `values`; the others may not.
         values: Tensors of shape `(batch_size, ...)`.
     """
-    raise NotImplementedError
+    return backend.map_units(function, values)
 
 
-def map_units(
-    function: TensorFunction, values: list[Tensor], may_loop: bool = True
-) -> list[Tensor]:
+def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -> list[Tensor]:
     """Apply `function` to all units at once.
 
     Args:
@@ -255,7 +275,7 @@ def map_units(
 
 
 def loop_over_chunks(
-    body: LoopBody, carry: list[Tensor], num_chunks: Any, variables: Variables, constants: Variables
+    body: Function, carry: list[Tensor], num_chunks: Any, variables: Variables, constants: Variables
 ) -> list[Tensor]:
     """Run `carry = body(index, carry)` for each index below `num_chunks`, compiled if possible.
 
@@ -266,18 +286,9 @@ def loop_over_chunks(
         variables: The variables that `body` assigns.
         constants: Further variables that `body` reads.
     """
-    raise NotImplementedError
-
-
-def two_sum(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the float32 sum of two tensors, and what the sum lacks, which is exact.
-
-    Reference:
-        Knuth 1997, "The art of computer programming", volume 2, section 4.2.2, theorem B.
-    """
-    total = first + second
-    part = total - first
-    return total, (first - (total - part)) + (second - part)
+    for index in range(int(num_chunks)):
+        carry = body(index, carry)
+    return carry
 
 
 def after(value: Tensor, other: Tensor) -> Tensor:
@@ -350,14 +361,6 @@ def seeded_outside(seed: Tensor) -> contextlib.AbstractContextManager[None]:
         seed: Two integers.
     """
     return contextlib.nullcontext()
-
-
-def outside_random_state() -> bytes:
-    """Return the state of random generators other than Keras's own.
-
-    It changes when something draws from them.
-    """
-    return b""
 
 
 # Evaluation outside of training.
@@ -444,7 +447,7 @@ class Recording:
     def clear(self) -> None:
         """Forget all records."""
 
-    def call(self, function: TensorFunction, values: Tensors) -> list[Tensor]:
+    def call(self, function: Function, values: Tensors) -> list[Tensor]:
         """Return `function(values)`.
 
         Args:
@@ -452,6 +455,18 @@ class Recording:
             values: Tensors.
         """
         return function(list(values))
+
+
+def attempt(function: Function, *arguments: Any) -> tuple[Any, Exception | None]:
+    """Return the result of a function and None, or None and the error that it raised.
+
+    For what is exact without the result: backends raise exceptions of many kinds where they cannot
+    trace, vectorize or differentiate a function.
+    """
+    try:
+        return function(*arguments), None
+    except Exception as error:
+        return None, error
 
 
 # Memory, for `microbatch_size="auto"`.

@@ -285,27 +285,33 @@ def mask_of(value: Tensor) -> Tensor | None:
 
 def attach_mask(value: Tensor, mask: Tensor | None) -> Tensor:
     """Attach a mask to a tensor as Keras's layers do, and return the tensor."""
+    return attach_marks(value, (mask, None))
+
+
+def marks_of(value: Tensor) -> list[Tensor | None]:
+    """Return what Keras attached to a tensor: its mask and its logits, None for neither.
+
+    Logits are those from which softmax or sigmoid computed it. Keras's cross-entropies look for
+    them on TensorFlow alone. They are exact on logits, while they clip probabilities at 1e-7,
+    beyond which the gradient is zero.
+    """
+    has_logits = keras.backend.backend() == "tensorflow"
+    return [get_keras_mask(value), getattr(value, "_keras_logits", None) if has_logits else None]
+
+
+def attach_marks(value: Tensor, marks: Iterable[Tensor | None]) -> Tensor:
+    """Attach mask and logits to a tensor as Keras does, and return the tensor."""
+    mask, logits = marks
     if mask is not None:
         set_keras_mask(value, mask)
-    return value
-
-
-def logits_of(value: Tensor) -> Tensor | None:
-    """Return the logits from which softmax or sigmoid computed `value`, or None.
-
-    Keras's cross-entropies look for logits on TensorFlow alone. They are exact on logits, while
-    they clip probabilities at 1e-7, beyond which the gradient is zero.
-    """
-    if keras.backend.backend() != "tensorflow":
-        return None
-    return getattr(value, "_keras_logits", None)
-
-
-def attach_logits(value: Tensor, logits: Tensor | None) -> Tensor:
-    """Attach logits to a tensor as Keras's activations do, and return the tensor."""
     if logits is not None:
         value._keras_logits = logits
     return value
+
+
+def marked_like(value: Tensor, other: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `other` with the mask and logits of `value`, after `change`."""
+    return attach_marks(other, [None if each is None else change(each) for each in marks_of(value)])
 
 
 def output_loss_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -360,20 +366,13 @@ def update_masked_metrics(
     targets = compiled._flatten_y(y)
     outputs = compiled._flatten_y(y_pred)
     present = keras.ops.cast(mask, "float32")
-    for metrics, target, output in zip(compiled._flat_metrics, targets, outputs, strict=False):
-        if metrics:
-            metrics.update_state(target, output, _with_rank_of_mask(present, output))
-    if sample_weight is None:
-        weights = [present] * len(targets)
-    else:
-        flat = compiled._flatten_y(sample_weight)
-        flat = flat if len(flat) == len(targets) else [flat[0]] * len(targets)
-        weights = [masked_weight(weight, present) for weight in flat]
-    for metrics, target, output, weight in zip(
-        compiled._flat_weighted_metrics, targets, outputs, weights, strict=False
-    ):
-        if metrics:
-            metrics.update_state(target, output, _with_rank_of_mask(weight, output))
+    flat = [None] if sample_weight is None else compiled._flatten_y(sample_weight)
+    flat = flat if len(flat) == len(targets) else [flat[0]] * len(targets)
+    kinds = compiled._flat_metrics, compiled._flat_weighted_metrics
+    for target, output, weight, *both in zip(targets, outputs, flat, *kinds, strict=False):
+        for metrics, own in zip(both, (present, masked_weight(weight, present)), strict=True):
+            if metrics:
+                metrics.update_state(target, output, _with_rank_of_mask(own, output))
 
 
 def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
@@ -396,7 +395,7 @@ def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -
             if not all(layer.built for layer in flatten_layers(model)):
                 compute_output_spec(model, parts[0], training=training)
         model._symbolic_build(data_batch=tuple(parts))
-    except Exception as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         error.add_note("`fit` tried the model on the first rows of the data, up to three of them.")
         raise
 
@@ -481,9 +480,6 @@ def _with_rank_of_mask(weight: Tensor, prediction: Tensor) -> Tensor:
     return weight * keras.ops.ones_like(mask, dtype="float32")
 
 
-_BACKEND_MODULES = "keras.src.backend."
-
-
 def functional_optimizer(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return an unbuilt copy of an optimizer that works inside of a `keras.StatelessScope`.
 
@@ -498,31 +494,20 @@ def functional_optimizer(optimizer: keras.optimizers.Optimizer) -> Any:
         An optimizer of a subclass of its class, made from its config.
     """
     # PyTorch's optimizers are subclasses of Keras's own, with the same config.
-    kind = next(cls for cls in type(optimizer).__mro__ if not _is_of_backend(cls))
+    classes = type(optimizer).__mro__
+    kind = next(cls for cls in classes if not cls.__module__.startswith("keras.src.backend."))
     # After the optimizer's own methods, which may call these, and before those of the backend.
     functional: Any = type(kind.__name__, (kind, _OnKerasVariables), {})
     return functional.from_config(optimizer.get_config())
 
 
-def _is_of_backend(cls: type) -> bool:
-    """Return whether a class belongs to one of Keras's backends."""
-    return cls.__module__.startswith(_BACKEND_MODULES)
-
-
-def _backend_overrides() -> dict[str, Any]:
-    """Return the original methods of `BaseOptimizer` that the class of the backend overrides."""
-    overridden = {
-        name
-        for cls in keras.optimizers.Optimizer.__mro__
-        if _is_of_backend(cls)
-        for name in vars(cls)
-        if not (name.startswith("__") and name.endswith("__"))
-    }
-    return {
-        name: member
-        for name, member in vars(BaseOptimizer).items()
-        if name in overridden and callable(member)
-    }
-
-
-_OnKerasVariables = type("_OnKerasVariables", (keras.optimizers.Optimizer,), _backend_overrides())
+# The methods of `BaseOptimizer`, before those of the backend.
+_OnKerasVariables = type(
+    "_OnKerasVariables",
+    (keras.optimizers.Optimizer,),
+    {
+        name: method
+        for name, method in vars(BaseOptimizer).items()
+        if inspect.isfunction(method) and not name.startswith("__")
+    },
+)

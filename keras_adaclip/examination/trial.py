@@ -262,9 +262,7 @@ class Trial:
                 if self._taps_trained_only and not keras_private.own_trainable_variables(layer):
                     return value
                 seen.tapped.append(layer)
-                mask, logits = keras_private.mask_of(value), keras_private.logits_of(value)
-                value = keras_private.attach_mask(tap(value), mask)
-                return keras_private.attach_logits(value, logits)
+                return keras_private.attach_marks(tap(value), keras_private.marks_of(value))
 
             def record(layer: keras.Layer, result: Any) -> Any:
                 """Note what a layer returns, and whether it added a loss."""

@@ -19,12 +19,16 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.clipping import Clipper
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.contributions import BatchGradients, Totals, clipped_contributions
 from keras_adaclip.gradients.draws import Draws
 from keras_adaclip.gradients.forms import Materialized
-from keras_adaclip.gradients.forward import Forward, forward_alone, single_gradient
-from keras_adaclip.gradients.layerwise import BatchGradients, GradientPlan, per_example_gradients
-from keras_adaclip.gradients.losses import regularization_loss
-from keras_adaclip.gradients.totals import Totals
+from keras_adaclip.gradients.forward import (
+    Forward,
+    forward_alone,
+    regularization_loss,
+    single_gradient,
+)
+from keras_adaclip.gradients.layerwise import GradientPlan, per_example_gradients
 
 Tensor = Any
 
@@ -122,46 +126,6 @@ def with_statistics(
     statistics = clipping.summed_statistics(norms, finite, present, factors)
     lost = sums.remainders and [ops.zeros_like(statistics), *sums.remainders]
     return ClippedSum.of(Totals([statistics, *sums.sums], lost))
-
-
-def clipped_contributions(
-    contributions: BatchGradients,
-    present: Tensor,
-    clipping: Clipper,
-    is_sound: Tensor | None = None,
-    weights: Tensor | None = None,
-) -> tuple[Totals, Tensor, Tensor, Tensor]:
-    """Return the sum of the units' clipped contributions.
-
-    Args:
-        contributions: The contribution of each unit to each variable.
-        present: Bool of shape `(batch_size,)`, false for padding.
-        clipping: The clipping strategy with the thresholds of this step.
-        is_sound: Bool of shape `(batch_size,)`, false for units that add nothing, as if they were
-            not finite. None means all true.
-        weights: Float32 of shape `(batch_size,)`, factors of the clipped contributions, cut to the
-            interval from 0 to 1. None means ones.
-
-    Returns:
-        The sum for each variable; norms of shape `(batch_size, num_groups)`, zero for units that
-        are not finite; whether each unit is present and finite, of shape `(batch_size,)`; factors
-        of shape `(batch_size, num_groups)`.
-    """
-    coordinates = clipping.coordinates
-    if coordinates is not None:
-        contributions = contributions.in_coordinates(coordinates)
-    squared_norms = contributions.squared_norms(clipping.groups)
-    if is_sound is not None:
-        squared_norms = ops.where(is_sound[:, None], squared_norms, float("nan"))
-    norms = ops.sqrt(squared_norms)
-    finite = ops.logical_and(ops.all(ops.isfinite(norms), axis=1), present)
-    norms = ops.where(finite[:, None], norms, 0.0)
-    factors = clipping.factors(norms, finite)
-    if weights is not None:
-        # No contribution exceeds its bound, whatever the weights are.
-        factors = factors * ops.clip(weights, 0.0, 1.0)[:, None]
-    sums = contributions.weighted_sums(factors, finite, clipping.groups)
-    return sums, norms, finite, factors
 
 
 def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:

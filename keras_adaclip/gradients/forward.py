@@ -1,4 +1,8 @@
-"""The forward pass: calls a model so that no state keeps anything of the data."""
+"""The forward pass, which leaves nothing of the data in any state, and the loss of each example.
+
+The compiled loss is evaluated on batches of one example. This makes every reduction, mask rescaling
+and custom loss exact, and no example's loss can depend on another example.
+"""
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
@@ -11,10 +15,8 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients.augmentation import drawing_for_each_example
 from keras_adaclip.gradients.batch import Batch, mapped
-from keras_adaclip.gradients.draws import Draws
-from keras_adaclip.gradients.losses import compute_loss, per_example_losses
+from keras_adaclip.gradients.draws import Draws, drawing_for_each_example
 from keras_adaclip.sampling import as_arrays, common_length
 
 Tensor = Any
@@ -53,12 +55,7 @@ def sliced(part: Any, rows: slice) -> Any:
 
     def of_value(value: Tensor) -> Tensor:
         """Return the rows of one tensor."""
-        mask, logits = (
-            None if attached is None else attached[rows]
-            for attached in (keras_private.mask_of(value), keras_private.logits_of(value))
-        )
-        taken = keras_private.attach_mask(value[rows], mask)
-        return keras_private.attach_logits(taken, logits)
+        return keras_private.marked_like(value, value[rows], lambda mark: mark[rows])
 
     return mapped(of_value, part)
 
@@ -108,6 +105,114 @@ def call_model(model: keras.Model, x: Any, training: bool) -> Any:
     takes_training = "training" in inspect.signature(type(model).call).parameters
     with drawing_for_each_example(model) if training else nullcontext():
         return model(x, training=training) if takes_training else model(x)
+
+
+def per_example_losses(
+    model: keras.Model, batch: Batch, y_pred: Any
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the loss of each example, without weight regularization.
+
+    Args:
+        model: A compiled model whose loss is built.
+        batch: The examples.
+        y_pred: Predictions of shape `(batch_size, ...)`.
+
+    Returns:
+        The losses, of shape `(batch_size,)`, and for each variable of the metrics that track the
+        losses of single outputs, the amount that each example adds to it.
+    """
+    trackers = tracker_variables(model)
+    held = [(variable, variable.value) for variable in [*model.variables, *model.metrics_variables]]
+    held += [(variable, ops.zeros(variable.shape, variable.dtype)) for variable in trackers]
+    x = batch.x if keras_private.is_own(model, "compute_loss") else None
+    marks = [keras_private.marks_of(value) for value in keras.tree.flatten(y_pred)]
+    structure = [y_pred, x, batch.y, batch.sample_weight, marks]
+    # Some targets, weights and marks may be None.
+    flat = keras.tree.flatten(structure)
+    numbers = [number for number, value in enumerate(flat) if value is not None]
+
+    def one_example(values: list[Tensor]) -> list[Tensor]:
+        """Return the loss and the increments of one example."""
+        alone: list[Tensor | None] = [None] * len(flat)
+        for number, value in zip(numbers, values, strict=True):
+            alone[number] = ops.expand_dims(value, 0)
+        *arguments, marks = keras.tree.pack_sequence_as(structure, alone)
+        for value, own in zip(keras.tree.flatten(arguments[0]), marks, strict=True):
+            keras_private.attach_marks(value, own)
+        with keras_private.NestedScope(held) as scope:
+            loss = compute_loss(model, *arguments)
+        return [loss, *(scope.get_current_value(variable) for variable in trackers)]
+
+    losses, *increments = backend.map_examples(one_example, [flat[number] for number in numbers])
+    return losses, increments
+
+
+def compute_loss(
+    model: keras.Model, y_pred: Any, x: Any = None, y: Any = None, sample_weight: Any = None
+) -> Tensor:
+    """Return the scalar loss of `model.compute_loss` for one example, without regularization.
+
+    Predictions that are not finite give the loss NaN. The model's loss function never sees them,
+    since some raise an error instead (binary cross-entropy on PyTorch).
+
+    Args:
+        model: A compiled model.
+        y_pred: Predictions of shape `(1, ...)`.
+        x: Inputs of shape `(1, ...)`, or None.
+        y: Targets of shape `(1, ...)`, or None.
+        sample_weight: None or weights of shape `(1, ...)`.
+    """
+    finite = ops.convert_to_tensor(True)
+    for value in keras.tree.flatten(y_pred):
+        finite = ops.logical_and(finite, ops.all(ops.isfinite(value)))
+
+    def cleaned(value: Tensor) -> Tensor:
+        """Replace numbers by zeros if any prediction is not finite."""
+        return ops.where(finite, value, ops.zeros_like(value))
+
+    y_pred = keras.tree.map_structure(
+        lambda value: keras_private.marked_like(value, cleaned(value), cleaned), y_pred
+    )
+    # A copy, since on PyTorch Keras multiplies a mask into the weights in place.
+    sample_weight = mapped(ops.copy, sample_weight)
+    with keras_private.without_regularizers(model), keras_private.without_scaling_for_replicas():
+        loss = ops.sum(
+            model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+        )
+    return ops.where(finite, ops.cast(loss, "float32"), float("nan"))
+
+
+def update_loss_trackers(model: keras.Model, increments: list[Tensor], counted: Tensor) -> None:
+    """Add to the metrics that track the losses of single outputs.
+
+    Args:
+        model: A compiled model.
+        increments: The increments that `per_example_losses` returned.
+        counted: Bool tensor of shape `(batch_size,)`, the examples to count.
+    """
+    for variable, increment in zip(tracker_variables(model), increments, strict=True):
+        present = ops.where(counted, increment, ops.zeros_like(increment))
+        variable.assign(variable + ops.cast(ops.sum(present), variable.dtype))
+
+
+def regularization_loss(model: keras.Model) -> Tensor | None:
+    """Return the summed weight regularization, None if there is none.
+
+    Args:
+        model: A built model.
+    """
+    terms = [
+        ops.cast(variable.regularizer(variable), "float32")
+        for variable in model.trainable_variables
+        if variable.regularizer is not None
+    ]
+    return sum(terms[1:], terms[0]) if terms else None
+
+
+def tracker_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables of the metrics that track the losses of single outputs."""
+    trackers = keras_private.output_loss_trackers(model)
+    return [variable for metric in trackers for variable in metric.variables]
 
 
 def single_gradient(

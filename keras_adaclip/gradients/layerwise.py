@@ -9,9 +9,9 @@ During the forward pass the instance attribute `call` of a layer is replaced by 
 function, in which the layer's rule places the taps. The layer's code is not changed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -19,14 +19,12 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients.batch import Batch
+from keras_adaclip.gradients.contributions import MOST_ROWS, BatchGradients
 from keras_adaclip.gradients.draws import Draws
-from keras_adaclip.gradients.forms import Materialized, PerExampleGradient, combined
-from keras_adaclip.gradients.forward import Forward, call_model, stateless
-from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall
-from keras_adaclip.gradients.losses import per_example_losses
-from keras_adaclip.gradients.totals import MOST_ROWS, Totals
+from keras_adaclip.gradients.forms import PerExampleGradient, combined
+from keras_adaclip.gradients.forward import Forward, call_model, per_example_losses, stateless
+from keras_adaclip.gradients.layers import LayerRule, TappedCall
 
 Tensor = Any
 Rules = Mapping[keras.Layer, LayerRule]
@@ -70,12 +68,6 @@ class GradientPlan:
         """Whether all examples are differentiated at once, not one after another."""
         return self.looped_reason is None
 
-    def describe(self) -> dict[str, str]:
-        """Return the rule of each layer with trainable weights, by the layer's name."""
-        if not self.is_layerwise:
-            return {"(whole model)": f"one example after another: {self.looped_reason}"}
-        return {layer.name: name_of_rule(rule) for layer, rule in self.rules.items()}
-
 
 def looped_plan(reason: str) -> GradientPlan:
     """Return the plan of last resort.
@@ -84,13 +76,6 @@ def looped_plan(reason: str) -> GradientPlan:
         reason: Why nothing faster is possible, for `check` and `private_summary`.
     """
     return GradientPlan({}, {}, reason)
-
-
-def name_of_rule(rule: LayerRule) -> str:
-    """Return the name of a rule for users."""
-    if isinstance(rule, GeneralRule):
-        return "general (vmap of this layer's vector-Jacobian product)"
-    return type(rule).__name__
 
 
 class TapRecorder:
@@ -163,82 +148,6 @@ class TapRecorder:
         return call
 
 
-@dataclass(frozen=True)
-class BatchGradients:
-    """The contribution of every unit to every trainable variable.
-
-    Args:
-        variables: The trainable variables.
-        parts: The contributions to each variable, None if it was not used.
-        num_rows: The number of rows of the batch.
-        most_rows: Number of rows that one float32 sum covers at most.
-    """
-
-    variables: list[keras.Variable]
-    parts: list[PerExampleGradient | None]
-    num_rows: Any
-    most_rows: int = MOST_ROWS
-
-    def in_coordinates(self, coordinates: Sequence[tuple[Tensor, Tensor]]) -> "BatchGradients":
-        """Return the contributions as `(g - centre) / scale`, written out.
-
-        Args:
-            coordinates: Centre and scale of each variable.
-        """
-        parts: list[PerExampleGradient | None] = []
-        for part, (centre, scale) in zip(self.parts, coordinates, strict=True):
-            unused = Materialized(ops.zeros((self.num_rows, *centre.shape)))
-            values = (part or unused).materialize()
-            parts.append(Materialized((values - centre) / scale))
-        return replace(self, parts=parts)
-
-    def squared_norms(self, groups: ParameterGroups) -> Tensor:
-        """Return squared norms of each group's part, float32 `(batch_size, num_groups)`.
-
-        Args:
-            groups: The groups of the trainable variables.
-        """
-        norms: list[list[Tensor]] = [[] for _ in groups.names]
-        for part, number in zip(self.parts, groups.assignment, strict=True):
-            if part is not None:
-                with backend.full_precision():
-                    norms[number].append(part.squared_norms())
-        unused = ops.zeros((self.num_rows,), "float32")
-        return ops.stack([sum(parts[1:], parts[0]) if parts else unused for parts in norms], axis=1)
-
-    def weighted_sums(self, factors: Tensor, finite: Tensor, groups: ParameterGroups) -> Totals:
-        """Return the sum of `factors[i, k]` times contribution i, for each variable of group k.
-
-        Args:
-            factors: Float32 of shape `(batch_size, num_groups)`, zero where not finite.
-            finite: Bool of shape `(batch_size,)`.
-            groups: The groups of the variables.
-        """
-
-        def sum_of(rows: slice | None) -> list[Tensor]:
-            """Return the sums over some rows, None for all."""
-            sums = []
-            members = zip(self.variables, self.parts, groups.assignment, strict=True)
-            for variable, part, number in members:
-                if part is None:
-                    sums.append(ops.zeros(variable.shape, "float32"))
-                elif rows is None:
-                    sums.append(part.weighted_sum(factors[:, number], finite))
-                else:
-                    sums.append(part.rows(rows).weighted_sum(factors[rows, number], finite[rows]))
-            return sums
-
-        with backend.full_precision():
-            if not isinstance(self.num_rows, int) or self.num_rows <= self.most_rows:
-                return Totals(sum_of(None))
-            starts = range(0, self.num_rows, self.most_rows)
-            total = Totals.zeros([variable.shape for variable in self.variables])
-            for start in starts:
-                rows = slice(start, min(start + self.most_rows, self.num_rows))
-                total = total.plus(sum_of(rows))
-            return total
-
-
 def per_example_gradients(
     model: keras.Model,
     batch: Batch,
@@ -265,15 +174,15 @@ def per_example_gradients(
             with recorder.tapped(plan.rules, plan.fast_calls):
                 y_pred = call_model(model, batch.x, training)
             losses, increments = per_example_losses(model, batch, y_pred)
-        masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
+        marks = [keras_private.marks_of(value) for value in keras.tree.flatten(y_pred)]
         total = ops.sum(losses) / batch.num_copies
-        return total, (recorder.tensors, y_pred, losses, increments, masks)
+        return total, (recorder.tensors, y_pred, losses, increments, marks)
 
     variables = [*model.variables, *model.metrics_variables]
     further, cotangents = backend.differentiate_at_taps(forward, variables)
-    tensors, y_pred, losses, increments, masks = further
-    for value, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
-        keras_private.attach_mask(value, mask)
+    tensors, y_pred, losses, increments, marks = further
+    for value, own in zip(keras.tree.flatten(y_pred), marks, strict=True):
+        keras_private.attach_marks(value, own)
 
     parts = gradients_of_calls(plan, recorders[-1].calls(tensors, cotangents), batch.num_copies)
     trainable = model.trainable_variables
@@ -295,7 +204,6 @@ def gradients_of_calls(
     parts: dict[int, list[PerExampleGradient]] = {}
     for call in calls:
         call.batched = plan.batched.get(call.layer)
-        call.fast_call = plan.fast_calls.get(call.layer)
         own = plan.variables[call.layer]
         for variable, part in zip(own, plan.rules[call.layer].gradients(call, own), strict=True):
             if part is not None:

@@ -6,7 +6,6 @@ a layer have a batch axis, which layers draw random numbers, and how many number
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +23,7 @@ from keras_adaclip.gradients.layerwise import Calls, GradientPlan, TapRecorder, 
 
 # Layers that call the layers inside them in a loop, so that taps cannot leave these calls.
 LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
+Tensor = Any
 _SIZES = (3, 2)
 
 
@@ -44,9 +44,8 @@ def suggested_plan(
     """
     reason = ""
     for rows in [*batches, *([] if of_data is None else [of_data])]:
-        try:
-            plan = _traced_plan(model, rows)
-        except Exception as error:  # Whatever a backend raises, the last resort is exact.
+        plan, error = backend.attempt(_traced_plan, model, rows)
+        if error is not None:
             reason = reason or failure_of(error)
             continue
         if rows is of_data and not plan.is_layerwise:
@@ -74,33 +73,38 @@ def failure_of(error: Exception) -> str:
 def _traced_plan(model: keras.Model, rows: Batch) -> GradientPlan:
     """Return the plan that a trace of the model suggests."""
     rules, variables = assign_rules(model)
-    fast_calls, drawing = fast_calls_of(model), set[keras.Layer]()
+    fast_calls = fast_calls_of(model)
     plan = GradientPlan(rules, variables, fast_calls=fast_calls)
-    states = keras_private.seed_generator_states(model)
+    running: list[keras.Layer] = []
+    drawing: set[keras.Layer] = set()
     num_outputs: list[int] = []
     traces: list[list[TappedCall]] = []
 
-    def random_state() -> list[Any]:
-        """Return the states of all random generators."""
-        return [backend.outside_random_state(), *(state.value for state in states)]
-
     def watched(layer: keras.Layer) -> Callable[..., Any]:
-        """Return a `call` that notes random draws and the numbers that single layers return."""
+        """Return a `call` that notes the numbers that single layers return."""
         call = fast_calls.get(layer) or layer.call
         is_single = isinstance(layer, LOOPS) or len(keras_private.flatten_layers(layer)) == 1
 
         def watched_call(*args: Any, **kwargs: Any) -> Any:
-            """Call the layer, and compare the states. An assigned seed is a new tensor."""
-            before = random_state()
+            """Call the layer."""
+            running.append(layer)
             outputs = call(*args, **kwargs)
-            (outside, *seeds), (former, *given) = random_state(), before
-            if outside != former or any(map(operator.is_not, seeds, given)):
-                drawing.add(layer)
+            running.pop()
             if is_single:
                 num_outputs.extend(map(_size, keras.tree.flatten(outputs)))
             return outputs
 
         return watched_call
+
+    def watched_draw(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a function of `keras.random` that notes the layers in which it is called."""
+
+        def noted(*args: Any, **kwargs: Any) -> Tensor:
+            """Draw random numbers."""
+            drawing.update(running)
+            return draw(*args, **kwargs)
+
+        return noted
 
     def forward(size: int) -> None:
         """Call the model on `size` rows; once the rules are known, apply them."""
@@ -109,7 +113,7 @@ def _traced_plan(model: keras.Model, rows: Batch) -> GradientPlan:
         num_outputs.clear()
         with stateless(model):
             calls = {layer: watched(layer) for layer in layers_outside_loops(model)}
-            with recorder.tapped(rules, calls):
+            with recorder.tapped(rules, calls), keras_private.replaced_draws(watched_draw):
                 call_model(model, batch.x, training=True)
             traces.append(recorder.calls(recorder.tensors, recorder.taps))
             if len(traces) == len(_SIZES):
@@ -228,6 +232,7 @@ def layer_reports(plan: GradientPlan) -> list[LayerReport]:
     """Return a report on each layer with trainable weights."""
     if not plan.is_layerwise:
         return [LayerReport("(whole model)", "", "one by one", "written out", 0)]
+    general = "general (vmap of this layer's vector-Jacobian product)"
     reports = []
     for (layer, rule), own in zip(plan.rules.items(), plan.variables.values(), strict=True):
         used = [variable for variable in own if id(variable) in plan.forms]
@@ -238,7 +243,8 @@ def layer_reports(plan: GradientPlan) -> list[LayerReport]:
             held = [plan.forms[id(variable)][1] for variable in used]
         size = None if None in held else 4 * sum(n for n in held if n is not None)
         kind = type(layer).__name__
-        reports.append(LayerReport(layer.name, kind, layerwise.name_of_rule(rule), norms, size))
+        name = general if isinstance(rule, GeneralRule) else type(rule).__name__
+        reports.append(LayerReport(layer.name, kind, name, norms, size))
     return reports
 
 

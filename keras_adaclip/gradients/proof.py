@@ -38,8 +38,6 @@ _TRIALS = (
 )
 # Longer noise repeats this many draws, which is faster. The number is prime, so that rows differ.
 _MOST_DRAWN = 65_537
-# A variable with a smaller share of the whole gradient than this is compared with this share.
-_LEAST_SHARE = 0.01
 # Factors and finiteness of three rows, of which the last one must add nothing.
 _FACTORS, _FINITE = np.array([[0.5], [2.0], [0.0]], "float32"), np.array([True, True, False])
 _NOTHING = "gradients are zero or not finite"
@@ -157,17 +155,16 @@ class _Proof:
         failure: Exception | None = None
         for trial, kind in enumerate(_TRIALS):
             parts, values = _varied(batch, trial), self._moved(trial, *kind)
-            try:
-                pair = [self._plain([], (values, _row(parts, place))) for place in range(2)]
-            except Exception as error:  # Some weights may not be moved so.
+            alone = [(values, _rows(parts, slice(row, row + 1))) for row in range(2)]
+            pair, error = backend.attempt(lambda each=alone: [self._plain([], g) for g in each])
+            if error is not None:  # Some weights may not be moved so.
                 failure = failure or error
                 continue
             seen = {number for number, parts in enumerate(zip(*pair, strict=True)) if np.any(parts)}
             if not seen or not all(np.isfinite(part).all() for each in pair for part in each):
                 continue
-            try:
-                planned = self._planned([], (values, parts, _FACTORS, _FINITE))
-            except Exception as error:  # Whatever a backend raises, the last resort is exact.
+            planned, error = backend.attempt(self._planned, [], (values, parts, _FACTORS, _FINITE))
+            if error is not None:
                 return failure_of(error)
             found.append(self._agrees(planned, *pair))
             unseen -= seen if found[-1] else set()
@@ -191,9 +188,12 @@ class _Proof:
         tolerance = 5e-2 if self._is_half else 1e-3
         if not np.allclose(norms[:2], np.sqrt(squares), rtol=tolerance, atol=1e-7):
             return False
-        least = (1.0 if self._is_half else _LEAST_SHARE) * math.sqrt(max(squares))
-        for total, first, second in zip(sums, one, other, strict=True):
-            expected = _FACTORS[0, 0] * first + _FACTORS[1, 0] * second
+        # A variable with a smaller share of the whole gradient is compared with this share.
+        least = (1.0 if self._is_half else 0.01) * math.sqrt(max(squares))
+        for total, *pair in zip(sums, one, other, strict=True):
+            expected = sum(
+                factor * part for factor, part in zip(_FACTORS[:, 0], pair, strict=False)
+            )
             size = max(float(np.linalg.norm(expected)), least)
             if not float(np.linalg.norm(total - expected)) <= tolerance * size + 1e-7:
                 return False
@@ -224,20 +224,15 @@ class _Proof:
     def _moved(self, seed: int, factor: float, distance: float, keeps_sign: bool) -> list[Any]:
         """Return the values of all variables, where those of floats are moved."""
         generator, weights = np.random.default_rng(seed), set(map(id, self._model.weights))
-        return [
-            moved_value(
-                backend.array_of(each),
-                factor if each.trainable else 1.0,
-                distance,
-                keeps_sign or not each.trainable,  # Variances must keep their sign.
-                generator,
-            )
-            if distance
-            and id(each) in weights
-            and "float" in keras.backend.standardize_dtype(each.dtype)
-            else each.value
-            for each in self._held
-        ]
+        values = []
+        for each in self._held:
+            value, own = each.value, (factor if each.trainable else 1.0, distance)
+            is_float = "float" in keras.backend.standardize_dtype(each.dtype)
+            if distance and is_float and id(each) in weights:
+                keeps = keeps_sign or not each.trainable  # Variances must keep their sign.
+                value = moved_value(backend.array_of(each), *own, keeps, generator)
+            values.append(value)
+        return values
 
 
 def _varied(batch: Batch, trial: int) -> dict[str, Any]:
@@ -255,11 +250,11 @@ def _varied(batch: Batch, trial: int) -> dict[str, Any]:
         array = taken(value)
         return (array.T * scales).T.astype(array.dtype) if is_differentiable(value) else array
 
-    parts = {"y": mapped(taken, rows.y), "sample_weight": mapped(taken, rows.sample_weight)}
-    named = {name: part for name, part in parts.items() if part is not None}
-    return {"x": mapped(varied, rows.x), **named}
+    parts = {"x": mapped(varied, rows.x), "y": mapped(taken, rows.y)}
+    parts["sample_weight"] = mapped(taken, rows.sample_weight)
+    return {name: part for name, part in parts.items() if part is not None}
 
 
-def _row(parts: dict[str, Any], place: int) -> dict[str, Any]:
-    """Return a batch of one row."""
-    return dict(keras.tree.map_structure(lambda value: value[place : place + 1], parts))
+def _rows(parts: dict[str, Any], rows: slice) -> dict[str, Any]:
+    """Return some rows of a batch."""
+    return dict(keras.tree.map_structure(lambda value: value[rows], parts))

@@ -37,7 +37,7 @@ def outcome(layer, call, x, weights):
     return [keras.ops.convert_to_numpy(each) for each in (outputs, *gradients)]
 
 
-@pytest.mark.skipif(not is_torch and not is_jax, reason="TensorFlow has none")
+@pytest.mark.skipif(not is_jax, reason="others have none")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -46,7 +46,6 @@ def outcome(layer, call, x, weights):
         {"padding": "same", "dilation_rate": 2, "use_bias": False},
         {"strides": 2},
         {"padding": "same", "strides": 3},
-        *([{"groups": 2}] if is_torch else []),
     ],
     ids=str,
 )
@@ -55,7 +54,7 @@ def outcome(layer, call, x, weights):
     [
         (layers.Conv2D, (1, 3), (2, 7, 6, 4)),
         (layers.Conv2D, 3, (0, 7, 6, 4)),
-        *([] if is_torch else [(layers.Conv1D, 4, (2, 9, 4))]),
+        (layers.Conv1D, 4, (2, 9, 4)),
     ],
     ids=str,
 )
@@ -91,9 +90,7 @@ def check(layer, shape):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-adapted, changed = layers.Conv2D(3, 2), layers.Conv2D(3, 2)
-adapted.build((None, 4, 4, 2))
-adapted.enable_lora(1)
+changed = layers.Conv2D(3, 2)
 changed.convolution_op = lambda inputs, kernel: inputs
 
 
@@ -109,7 +106,6 @@ changed.convolution_op = lambda inputs, kernel: inputs
         layers.Conv1D(4, 2, padding="causal"),
         StandardizedConv2D(3, 2),
         changed,
-        *([adapted] if is_torch else []),
         *([layers.Conv2D(4, 2, groups=2), layers.MaxPooling2D()] if is_jax else []),
         layers.Dense(2),
     ],
@@ -120,7 +116,7 @@ def test_other_layers_call_themselves(layer):
 
 
 def test_a_step_uses_them_except_for_calls_that_the_user_replaced(monkeypatch):
-    made = [layers.Conv2D(3, 2), layers.GroupNormalization(1), layers.MaxPooling2D(2, 1)]
+    made = [layers.AveragePooling2D(2, 1), layers.GroupNormalization(1), layers.MaxPooling2D(2, 1)]
     made += [layers.AveragePooling2D(1), layers.Flatten(), layers.Dense(2)]
     model = stack(*made, shape=(5, 4, 2))
     x, y = images((3, 5, 4, 2)), images((3, 2), seed=1)

@@ -11,7 +11,7 @@ if keras.backend.backend() != "jax":
 
 import jax
 
-from keras_adaclip.backend.jax import steps
+from keras_adaclip.backend import jax_steps as steps
 
 SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 

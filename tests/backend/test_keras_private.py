@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from tests.gradients.architectures import Scale
 from tests.models import helpers
@@ -59,15 +58,6 @@ def test_own_variables_are_those_of_the_layer_and_not_of_its_inner_layers():
     assert keras_private.own_trainable_variables(norm) == []
 
 
-def test_what_draws_outside_of_seed_generators_is_seen():
-    model = two_outputs()
-    (state,) = keras_private.seed_generator_states(model)
-    before = ops.convert_to_numpy(state), backend.outside_random_state()
-    model(np.ones((1, 3), "float32"), training=True)
-    unchanged = np.array_equal(ops.convert_to_numpy(state), before[0])
-    assert not unchanged or backend.outside_random_state() != before[1]
-
-
 @pytest.mark.parametrize("has_own_call", [False, True])
 def test_a_call_is_replaced_for_a_time(has_own_call):
     layer = layers.Dense(2)
@@ -107,14 +97,14 @@ def test_masks_are_read_and_attached_where_keras_looks_for_them():
 def test_logits_are_found_on_tensorflow_alone(activation):
     logits = ops.convert_to_tensor([[1.0, 2.0]])
     outputs = getattr(keras.activations, activation)(logits)
-    found = keras_private.logits_of(outputs)
+    _, found = keras_private.marks_of(outputs)
     if BACKEND != "tensorflow":
         assert found is None
         return
     np.testing.assert_array_equal(ops.convert_to_numpy(found), [[1.0, 2.0]])
     # The cross-entropies really start from them.
     logits = ops.convert_to_tensor([[0.0, 99.0]])
-    other = keras_private.attach_logits(ops.ones((1, 2)) / 2.0, logits)
+    other = keras_private.attach_marks(ops.ones((1, 2)) / 2.0, (None, logits))
     wrong = keras.losses.CategoricalCrossentropy()(np.array([[1.0, 0.0]], "float32"), other)
     assert float(wrong) == pytest.approx(99.0)
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip import backend
+from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
 from keras_adaclip.clipping import Clipper, FixedClipping, ParameterGroups
 from keras_adaclip.gradients import Batch, Draws, call_model, clipped_sum, looped_plan, make_plan
@@ -60,7 +60,8 @@ def rules(plan):
     """The rule of each layer in order, such as "Dense" or "general"; or the word "whole"."""
     if not plan.is_layerwise:
         return "whole"
-    return [rule.split(" ")[0].removesuffix("Rule") for rule in plan.describe().values()]
+    reports = gradients.layer_reports(plan)
+    return [each.rule.split(" ")[0].removesuffix("Rule") for each in reports]
 
 
 def held(model):

@@ -80,7 +80,7 @@ def test_models_that_do_not_go_layer_by_layer_are_differentiated_as_a_whole(make
     x, y = data(model)
     plan = plan_for(built(model, x, y), x, y)
     assert not plan.is_layerwise
-    assert reason in plan.describe()["(whole model)"]
+    assert reason in plan.looped_reason
 
 
 def test_an_argument_that_all_examples_share_is_not_split():

@@ -16,8 +16,13 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.gradients import forms
+from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
+from keras_adaclip.gradients.outer_products import (
+    GroupedOuterProduct,
+    OuterProduct,
+    gram_is_cheaper,
+)
 
 Tensor = Any
 Size = Any
@@ -36,7 +41,7 @@ class ConvolutionalRule(LayerRule):
         inputs = backend.after(_channels_last(layer, call.inputs), cotangents)
         bias = layer.bias if layer.use_bias else None
         return [
-            forms.Materialized(ops.sum(_by_position(cotangents), axis=1))
+            Materialized(ops.sum(_by_position(cotangents), axis=1))
             if variable is bias
             else self.kernel_gradient(layer, inputs, cotangents, variable.shape)
             for variable in variables
@@ -45,7 +50,7 @@ class ConvolutionalRule(LayerRule):
     @abc.abstractmethod
     def kernel_gradient(
         self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
-    ) -> forms.PerExampleGradient:
+    ) -> PerExampleGradient:
         """Return the gradient of the kernel.
 
         Args:
@@ -68,7 +73,7 @@ class ConvolutionRule(ConvolutionalRule):
 
     def kernel_gradient(
         self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
-    ) -> forms.PerExampleGradient:
+    ) -> PerExampleGradient:
         """Return an outer product for each group of filters, or gradients of the backend's own."""
         sizes = ops.shape(cotangents)[1:-1]
         if not _gram_is_cheaper(layer, inputs, cotangents):
@@ -80,17 +85,17 @@ class ConvolutionRule(ConvolutionalRule):
         _, positions, num_elements, channels = ops.shape(patches)
         if layer.groups == 1:
             patches = ops.reshape(patches, (-1, positions, num_elements * channels))
-            return forms.OuterProduct(patches, cotangents, shape)
+            return OuterProduct(patches, cotangents, shape)
         groups, channels = layer.groups, channels // layer.groups
         patches = ops.reshape(patches, (-1, positions, num_elements, groups, channels))
         patches = ops.transpose(patches, (0, 3, 1, 2, 4))
         patches = ops.reshape(patches, (-1, groups, positions, num_elements * channels))
         cotangents = ops.reshape(cotangents, (-1, positions, groups, shape[-1] // groups))
         cotangents = ops.transpose(cotangents, (0, 2, 1, 3))
-        return forms.GroupedOuterProduct(patches, cotangents, shape, order=(1, 0, 2))
+        return GroupedOuterProduct(patches, cotangents, shape, order=(1, 0, 2))
 
 
-class _FiltersFirst(forms.Materialized):
+class _FiltersFirst(Materialized):
     """Gradients of kernels with the filters first, as the backend computes them.
 
     Only their weighted sum is transposed, which is one kernel in size.
@@ -124,12 +129,12 @@ class TransposedConvolutionRule(ConvolutionalRule):
 
     def kernel_gradient(
         self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
-    ) -> forms.PerExampleGradient:
+    ) -> PerExampleGradient:
         """Return the gradient of a kernel of shape `(*kernel_size, filters, channels)`."""
         patches = _patches(layer, cotangents, ops.shape(inputs)[1:-1])
         _, positions, num_elements, filters = ops.shape(patches)
         patches = ops.reshape(patches, (-1, positions, num_elements * filters))
-        return forms.OuterProduct(patches, _by_position(inputs), shape)
+        return OuterProduct(patches, _by_position(inputs), shape)
 
 
 @register(keras.layers.DepthwiseConv1D)
@@ -139,14 +144,14 @@ class DepthwiseConvolutionRule(ConvolutionalRule):
 
     def kernel_gradient(
         self, layer: Any, inputs: Tensor, cotangents: Tensor, shape: Any
-    ) -> forms.PerExampleGradient:
+    ) -> PerExampleGradient:
         """Return the gradient for cotangents `(batch_size, *spatial, channels * multiplier)`."""
         sizes = ops.shape(cotangents)[1:-1]
         cotangents = ops.reshape(cotangents, (-1, math.prod(sizes), *shape[-2:]))
         patches = ops.cast(_patches(layer, inputs, sizes), "float32")
         with backend.full_precision():
             gradients = ops.einsum("btkc,btcm->bkcm", patches, cotangents)
-        return forms.Materialized(ops.reshape(gradients, (-1, *shape)))
+        return Materialized(ops.reshape(gradients, (-1, *shape)))
 
 
 def _by_position(value: Tensor) -> Tensor:
@@ -223,4 +228,4 @@ def _gram_is_cheaper(layer: Any, inputs: Tensor, cotangents: Tensor) -> bool:
     sizes = cotangents.shape[1:-1]
     positions = None if any(size is None for size in sizes) else math.prod(sizes)
     channels, filters = (value.shape[-1] // layer.groups for value in (inputs, cotangents))
-    return forms.gram_is_cheaper(positions, math.prod(layer.kernel_size) * channels, filters)
+    return gram_is_cheaper(positions, math.prod(layer.kernel_size) * channels, filters)

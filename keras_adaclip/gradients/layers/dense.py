@@ -1,16 +1,17 @@
-"""`Dense` and `EinsumDense`, which attention layers consist of: matrix products with named axes.
+"""`Dense` and `EinsumDense`, which attention layers consist of, and `Embedding`.
 
-Each letter of the equation is one of: the batch; a position (in inputs and outputs); an input (in
-inputs and kernel); an output (in kernel and outputs); a group (in all three); or an axis of the
-inputs alone, which is summed first. The gradient of the kernel W is a sum of outer products over
-the positions (Goodfellow 2015, "Efficient per-example gradient computations").
+The first two are matrix products with named axes. Each letter of the equation is one of: the batch;
+a position (in inputs and outputs); an input (in inputs and kernel); an output (in kernel and
+outputs); a group (in all three); or an axis of the inputs alone, which is summed first. The
+gradient of the kernel W is a sum of outer products over the positions (Goodfellow 2015, "Efficient
+per-example gradient computations").
 
 With LoRA, `W + s A B` takes the place of W, and A and B have smaller gradients: with cotangents c
 they are those of `x` and `s c B^T`, and of `s x A` and `c` (Hu et al. 2022, "LoRA: Low-rank
 adaptation of large language models").
 """
 
-import itertools
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adaclip.gradients import forms
+from keras_adaclip.gradients.forms import Lookup, Materialized, PerExampleGradient
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
+from keras_adaclip.gradients.outer_products import GroupedOuterProduct, OuterProduct
 
 Tensor = Any
+_DENSE = "...a,ab->...b"
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -35,7 +38,8 @@ class EinsumDenseRule(LayerRule):
 
     def covers(self, layer: Any) -> bool:
         """Return whether the first axis is the batch, and no letter occurs twice in one term."""
-        equation = _Equation.of(layer, getattr(layer.input_spec, "ndim", None) or 2)
+        ndim = getattr(layer.input_spec, "ndim", None) or 2
+        equation = _Equation.of(getattr(layer, "equation", _DENSE), ndim)
         if layer.bias is not None and len(layer.bias.shape) >= len(equation.outputs):
             return False
         return equation.is_batched and (equation.ends_free or not layer.lora_enabled)
@@ -43,20 +47,19 @@ class EinsumDenseRule(LayerRule):
     def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
         """Return the gradients of kernel and bias, or of the two factors of LoRA and the bias."""
         layer: Any = call.layer
-        equation = _Equation.of(layer, len(call.inputs.shape))
+        equation = _Equation.of(getattr(layer, "equation", _DENSE), len(call.inputs.shape))
         cotangents = ops.cast(call.cotangents[0], "float32")
         scale = layer.lora_alpha / layer.lora_rank if layer.lora_enabled else 1.0
 
-        def gradient(variable: keras.Variable) -> forms.PerExampleGradient:
+        def gradient(variable: keras.Variable) -> PerExampleGradient:
             """Return the gradient of one variable."""
             if variable is layer.bias:
-                return forms.Materialized(_summed_to(cotangents, variable.shape))
+                return Materialized(_summed_to(cotangents, variable.shape))
             if layer.lora_enabled and variable is layer.lora_kernel_a:
-                factor = ops.cast(layer.lora_kernel_b.value, "float32")
-                axis = equation.outputs.index(equation.kernel[-1])
-                narrow = ops.tensordot(cotangents, factor, axes=[[axis], [1]])
-                narrow = scale * ops.moveaxis(narrow, -1, axis)
-                return equation.kernel_gradient(call.inputs, narrow, variable.shape)
+                second, factor = equation.of_last_axis(), layer.lora_kernel_b.value
+                backward = f"{second.outputs},{second.kernel}->{second.inputs}"
+                narrow = ops.einsum(backward, cotangents, ops.cast(factor, "float32"))
+                return equation.kernel_gradient(call.inputs, scale * narrow, variable.shape)
             if layer.lora_enabled and variable is layer.lora_kernel_b:
                 first = ops.cast(layer.lora_kernel_a.value, "float32")
                 narrow = ops.einsum(str(equation), ops.cast(call.inputs, "float32"), first)
@@ -72,6 +75,22 @@ class DenseRule(EinsumDenseRule):
     """Kernel: outer products over the positions. Bias: the cotangents summed over them."""
 
 
+@register(keras.layers.Embedding)
+class EmbeddingRule(LayerRule):
+    """A Gram matrix of equal ids for the norm, a segment sum for the weighted sum.
+
+    An example touches only the rows that it looks up, so no dense gradient is made.
+    """
+
+    def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
+        """Return the gradient of the table, for ids of shape `(batch_size, ...)`."""
+        (table,) = variables
+        batch_size = ops.shape(call.inputs)[0]
+        ids = ops.reshape(call.inputs, (batch_size, -1))
+        cotangents = ops.reshape(call.cotangents[0], (batch_size, -1, table.shape[1]))
+        return [Lookup(ids, cotangents, table.shape)]
+
+
 @dataclass(frozen=True)
 class _Equation:
     """The axes of inputs, kernel and outputs, one letter each."""
@@ -80,16 +99,16 @@ class _Equation:
     kernel: str
     outputs: str
 
-    @classmethod
-    def of(cls, layer: Any, ndim: int) -> "_Equation":
-        """Return the layer's equation without dots, for inputs with `ndim` axes."""
-        text = getattr(layer, "equation", "...a,ab->...b")
+    @staticmethod
+    @functools.cache
+    def of(text: str, ndim: int) -> "_Equation":
+        """Return the equation of a layer without dots, for inputs with `ndim` axes."""
         left, outputs = text.split("->")
         inputs, kernel = left.split(",")
         num_dots = ndim - len(inputs.replace("...", ""))
         unused = "".join(letter for letter in _LETTERS if letter not in text)
         inputs, outputs = (text.replace("...", unused[:num_dots]) for text in (inputs, outputs))
-        return cls(inputs, kernel, outputs)
+        return _Equation(inputs, kernel, outputs)
 
     @property
     def is_batched(self) -> bool:
@@ -118,42 +137,42 @@ class _Equation:
         rank = next(letter for letter in _LETTERS if letter not in str(self))
         return _Equation(self.outputs.replace(last, rank), rank + last, self.outputs)
 
-    def kernel_gradient(
-        self, inputs: Tensor, cotangents: Tensor, shape: Any
-    ) -> forms.PerExampleGradient:
+    def kernel_gradient(self, inputs: Tensor, cotangents: Tensor, shape: Any) -> PerExampleGradient:
         """Return the gradient of the kernel."""
-        groups = "".join(x for x in self.kernel if x in self.inputs and x in self.outputs)
-        bound = "".join(x for x in self.kernel if x not in self.outputs)
-        free = "".join(x for x in self.kernel if x not in self.inputs)
-        positions = "".join(x for x in self.outputs[1:] if x not in self.kernel)
+        groups, bound, free, positions = _kinds(self)
         blocks = [
             _arranged(inputs, self.inputs, groups, positions, bound),
             _arranged(cotangents, self.outputs, groups, positions, free),
         ]
-        if not groups and self.kernel in (bound + free, free + bound):
-            flat = [ops.squeeze(block, axis=1) for block in blocks]
-            if self.kernel != bound + free:
-                flat.reverse()
-            return forms.OuterProduct(flat[0], flat[1], shape)
+        if self.kernel in (bound + free, free + bound):  # There are no groups.
+            first, second = blocks if self.kernel == bound + free else blocks[::-1]
+            return OuterProduct(first[:, 0], second[:, 0], shape)
         canonical = groups + bound + free
         sizes = [shape[self.kernel.index(letter)] for letter in canonical]
         order = [canonical.index(letter) for letter in self.kernel]
-        return forms.GroupedOuterProduct(blocks[0], blocks[1], shape, sizes, order)
+        return GroupedOuterProduct(blocks[0], blocks[1], shape, sizes, order)
+
+
+@functools.cache
+def _kinds(equation: _Equation) -> tuple[str, str, str, str]:
+    """Return the letters of groups, inputs, outputs and positions."""
+    inputs, kernel, outputs = equation.inputs, equation.kernel, equation.outputs
+    groups = "".join(x for x in kernel if x in inputs and x in outputs)
+    bound = "".join(x for x in kernel if x not in outputs)
+    free = "".join(x for x in kernel if x not in inputs)
+    return groups, bound, free, "".join(x for x in outputs[1:] if x not in kernel)
 
 
 def _arranged(value: Tensor, letters: str, groups: str, positions: str, last: str) -> Tensor:
-    """Rearrange axes named `letters`, batch first, to `(batch_size, groups, positions, last)`."""
+    """Rearrange axes named `letters`, batch first, to `(batch_size, groups, positions, last)`.
+
+    Axes without a letter among these are summed.
+    """
     wanted = letters[0] + groups + positions + last
-    superfluous = tuple(axis for axis, letter in enumerate(letters) if letter not in wanted)
-    if superfluous:
-        value = ops.sum(ops.cast(value, "float32"), axis=superfluous)
-        letters = "".join(letter for letter in letters if letter in wanted)
-    order = [letters.index(letter) for letter in wanted]
-    if order != sorted(order):
-        value = ops.transpose(value, order)
-    sizes = ops.shape(value)
-    starts = (1, 1 + len(groups), 1 + len(groups) + len(positions), len(wanted))
-    merged = [math.prod(sizes[i:j]) for i, j in itertools.pairwise(starts)]
+    if wanted != letters:
+        value = ops.einsum(f"{letters}->{wanted}", ops.cast(value, "float32"))
+    sizes = dict(zip(wanted, ops.shape(value), strict=True))
+    merged = [math.prod(sizes[x] for x in part) for part in (groups, positions, last)]
     return ops.reshape(value, (-1, *merged))
 
 

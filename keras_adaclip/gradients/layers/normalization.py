@@ -9,6 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.gradients.forms import Materialized
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
 
@@ -45,7 +46,7 @@ def _normalized(call: TappedCall) -> Tensor:
         if variable is not None
     ]
     with keras.StatelessScope(neutral):
-        normalize = call.fast_call or layer
+        normalize = backend.fast_call(layer, in_loop=False) or layer
         return ops.cast(normalize(*call.args, **call.kwargs), "float32")
 
 

@@ -11,15 +11,24 @@ computations"). A masked step keeps the state, so its `delta_t` is zero.
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.gradients.forms import Materialized, OuterProduct, PerExampleGradient
-from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, Tap, TappedCall, register
+from keras_adaclip.backend import keras_private
+from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
+from keras_adaclip.gradients.layers.rule import (
+    Call,
+    Gradients,
+    LayerRule,
+    Tap,
+    TappedCall,
+    register,
+)
+from keras_adaclip.gradients.outer_products import OuterProduct
 
 Tensor = Any
 Tensors = Sequence[Tensor]
@@ -76,51 +85,56 @@ class RecurrentRule(LayerRule):
         return is_own and has_own_weights and cell.compute_dtype == layer.compute_dtype
 
     def tapped_call(
-        self,
-        layer: Any,
-        call: Callable[..., Any],
-        tap: Tap,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, layer: Any, call: Call, tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[Tensor]]:
-        """Run the recurrence on projected inputs. Keep inputs, previous outputs and projections."""
-        inputs, initial_state, mask, training = _arguments(*args, **kwargs)
-        cell = layer.cell
-        if training and 0.0 < cell.dropout < 1.0:
-            inputs = inputs * cell.get_dropout_mask(inputs[:, 0, :])[:, None, :]
-            cell.reset_dropout_mask()
-        states = _states(layer, inputs, initial_state)
-        # The loop runs over time, so projections in the order of time need no copy.
-        projected = ops.matmul(ops.transpose(inputs, (1, 0, 2)), cell.kernel)
-        if cell.use_bias:
-            # A bias of two rows is one of the inputs and one of the recurrent product.
-            projected = projected + (cell.bias[0] if len(cell.bias.shape) == 2 else cell.bias)
-        projected = ops.transpose(tap(projected), (1, 0, 2))
+        """Run the layer with a loop over projected inputs.
+
+        Keep inputs, outputs before each step, and projections.
+        """
+        cell, kept = layer.cell, list[Tensor]()
+        changes = {"return_sequences": True, "go_backwards": False, "zero_output_for_mask": False}
+        changes["unroll"] = layer.unroll or backend.loops_in_python()
+        is_reversed, sets_zeros = layer.go_backwards, layer.zero_output_for_mask
 
         def in_order(value: Tensor) -> Tensor:
             """Reverse the time axis if the layer goes backwards."""
-            return ops.flip(value, axis=1) if layer.go_backwards else value
+            return ops.flip(value, axis=1) if is_reversed else value
 
-        weights = _recurrent_weights(cell)
+        def inner_loop(
+            sequences: Tensor, initial_state: Tensors, mask: Any, training: bool = False
+        ) -> tuple[Tensor, Tensor, Tensors]:
+            """Return the last output, all outputs and the last states."""
+            if training and 0.0 < cell.dropout < 1.0:
+                sequences = sequences * cell.get_dropout_mask(sequences[:, 0, :])[:, None, :]
+            # The loop runs over time, so projections in the order of time need no copy.
+            projected = ops.matmul(ops.transpose(sequences, (1, 0, 2)), cell.kernel)
+            if cell.use_bias:
+                # A bias of two rows is one of the inputs and one of the recurrent product.
+                projected = projected + (cell.bias[0] if len(cell.bias.shape) == 2 else cell.bias)
+            projected = ops.transpose(tap(projected), (1, 0, 2))
+            weights = _recurrent_weights(cell)
 
-        def step(value: Tensor, states: Tensors) -> list[Tensor]:
-            """Return the states after one time step."""
-            return self.step(cell, value, _recurrent(states[0], weights), states)
+            def step(inputs: Tensor, states: Tensors) -> tuple[Tensor, list[Tensor]]:
+                """Return the output and the states after one time step."""
+                after = self.step(cell, inputs, _recurrent(states[0], weights), states)
+                return after[0], after
 
-        mask = None if mask is None else in_order(_flat_mask(mask))
-        loop = keras.layers.RNN(
-            _StepCell(cell, step),
-            return_sequences=True,
-            return_state=True,
-            unroll=layer.unroll or backend.loops_in_python(),
-            dtype=layer.dtype_policy,
-            name="recurrence",
-        )
-        hidden, *final = loop.call(in_order(projected), initial_state=states, mask=mask)
+            if mask is not None:
+                mask = in_order(_flat_mask(mask))
+            changed = [(layer, name, value) for name, value in changes.items()]
+            with keras_private.replaced_attributes([*changed, (layer, "cell", step)]):
+                loop = keras.layers.RNN.inner_loop
+                _, outputs, states = loop(layer, in_order(projected), initial_state, mask)
+            before = _before_each_step(initial_state[0], ops.stop_gradient(outputs), mask)
+            kept[:] = [sequences, in_order(before), ops.stop_gradient(projected)]
+            if mask is None:
+                return states[0], outputs, states
+            if sets_zeros:
+                outputs = ops.where(mask[:, :, None], outputs, ops.zeros_like(outputs))
+            return outputs[:, -1, :], outputs, states
 
-        before = in_order(_before_each_step(states[0], ops.stop_gradient(hidden), mask))
-        kept = [inputs, before, ops.stop_gradient(projected)]
-        return _outputs(layer, hidden, final, mask), kept
+        with keras_private.replaced_attributes([(layer, "inner_loop", inner_loop)]):
+            return call(*args, **kwargs), kept
 
     def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
         """Return the gradients of both kernels and the bias."""
@@ -203,34 +217,6 @@ class GRURule(RecurrentRule):
         return ops.concatenate([*gates, reset * candidate], axis=2)
 
 
-class _StepCell:
-    """A cell without input projection, for `keras.layers.RNN`.
-
-    Args:
-        cell: The cell of the layer.
-        step: Function of projected inputs and states that returns the new states.
-    """
-
-    def __init__(self, cell: Any, step: Callable[[Tensor, Tensors], list[Tensor]]) -> None:
-        self.state_size, self.output_size = cell.state_size, cell.output_size
-        self.compute_dtype = cell.compute_dtype
-        self._step = step
-
-    def call(self, inputs: Tensor, states: Tensors) -> tuple[Tensor, list[Tensor]]:
-        """Return output and new states of one step."""
-        new_states = self._step(inputs, states)
-        return new_states[0], new_states
-
-    __call__ = call
-
-
-def _arguments(
-    sequences: Tensor, initial_state: Any = None, mask: Any = None, training: Any = False
-) -> tuple[Tensor, Any, Any, Any]:
-    """Bind the arguments of `keras.layers.RNN.call`."""
-    return sequences, initial_state, mask, training
-
-
 def _recurrent_weights(cell: Any) -> list[Tensor]:
     """Return U and, if it has a bias of its own, that bias; constants, since they have no taps."""
     weights = [ops.stop_gradient(ops.convert_to_tensor(cell.recurrent_kernel))]
@@ -243,16 +229,6 @@ def _recurrent(hidden: Tensor, weights: Tensors) -> Tensor:
     """Return `h U`, plus the bias if there is one, for outputs of shape `(..., units)`."""
     product = ops.matmul(hidden, weights[0])
     return product + weights[1] if len(weights) == 2 else product
-
-
-def _states(layer: Any, inputs: Tensor, initial_state: Any) -> list[Tensor]:
-    """Return the initial states in the precision of the cell."""
-    if initial_state is None:
-        initial_state = layer.get_initial_state(batch_size=ops.shape(inputs)[0])
-    return [
-        ops.convert_to_tensor(state, dtype=layer.cell.compute_dtype)
-        for state in keras.tree.flatten(initial_state)
-    ]
 
 
 def _flat_mask(mask: Any) -> Tensor:
@@ -271,13 +247,3 @@ def _before_each_step(initial: Tensor, hidden: Tensor, mask: Tensor | None) -> T
     steps = ops.cast(mask, "int32")
     seen = ops.cumsum(steps, axis=1) > steps
     return ops.where(seen[:, :, None], before, first)
-
-
-def _outputs(layer: Any, hidden: Tensor, final: list[Tensor], mask: Tensor | None) -> Any:
-    """Return the outputs of the layer."""
-    if mask is not None and layer.zero_output_for_mask:
-        hidden = ops.where(mask[:, :, None], hidden, ops.zeros_like(hidden))
-    output = hidden
-    if not layer.return_sequences:
-        output = final[0] if mask is None else hidden[:, -1, :]
-    return (output, *final) if layer.return_state else output

@@ -1,4 +1,4 @@
-"""The interface of layer rules, and the registry that finds the rule of a layer."""
+"""The interface of layer rules, the general rule, and the registry of all others."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import keras
+from keras import ops
 
+from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients.forms import PerExampleGradient
+from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
 
 Tensor = Any
 Gradients = list[PerExampleGradient]
@@ -29,7 +31,6 @@ class TappedCall:
         batched: Positions (in flattening order) of the arguments that have a batch axis. None
             means every tensor.
         kept: The tensors that the rule's `tapped_call` kept.
-        fast_call: A faster equivalent of the layer's `call`, if there is one.
     """
 
     layer: keras.Layer
@@ -38,7 +39,6 @@ class TappedCall:
     cotangents: list[Tensor] = field(default_factory=list)
     batched: frozenset[int] | None = None
     kept: list[Tensor] = field(default_factory=list)
-    fast_call: Call | None = None
 
     @property
     def inputs(self) -> Tensor:
@@ -124,7 +124,45 @@ class LayerRule(abc.ABC):
 
 def is_differentiable(value: Any) -> bool:
     """Return whether `value` is a tensor of floating-point numbers."""
-    return bool(keras.ops.is_tensor(value)) and keras.backend.is_float_dtype(value.dtype)
+    return bool(ops.is_tensor(value)) and keras.backend.is_float_dtype(value.dtype)
+
+
+class GeneralRule(LayerRule):
+    """`vmap` of a layer's own vector-Jacobian product.
+
+    It runs the layer once more on each example alone, and differentiates it by its weights. It is
+    exact for any layer that treats examples independently.
+    """
+
+    def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
+        """Return the gradients of the layer's variables, written out."""
+        layer = call.layer
+        flat = keras.tree.flatten((call.args, call.kwargs))
+        numbers = [
+            number
+            for number, value in enumerate(flat)
+            if ops.is_tensor(value) and (call.batched is None or number in call.batched)
+        ]
+
+        def run(values: Sequence[Tensor], examples: Sequence[Tensor]) -> list[Tensor]:
+            """Return the layer's differentiable outputs with these weights and arguments."""
+            arguments = list(flat)
+            for number, example in zip(numbers, examples, strict=True):
+                arguments[number] = example
+            args, kwargs = keras.tree.pack_sequence_as((call.args, call.kwargs), arguments)
+            mapping = zip(variables, values, strict=True)
+            with keras.StatelessScope([*constants, *mapping]):
+                outputs = layer(*args, **kwargs)
+            return [value for value in keras.tree.flatten(outputs) if is_differentiable(value)]
+
+        constants = [(variable, variable.value) for variable in layer.variables]
+        gradients = backend.per_example_layer_gradients(
+            run,
+            [variable.value for variable in variables],
+            [flat[number] for number in numbers],
+            call.cotangents,
+        )
+        return [Materialized(gradient) for gradient in gradients]
 
 
 RuleClass = TypeVar("RuleClass", bound=LayerRule)
@@ -168,8 +206,9 @@ def register(layer_class: type[keras.Layer]) -> Callable[[type[RuleClass]], type
     >>> model = keras.Sequential([keras.Input((3,)), Scale(name="scale")])
     >>> model.compile(loss="mse")
     >>> x, y = np.ones((2, 3), "float32"), np.zeros((2, 3), "float32")
-    >>> ka.gradients.make_plan(model, ka.gradients.Batch(x, y)).describe()
-    {'scale': 'ScaleRule'}
+    >>> plan = ka.gradients.make_plan(model, ka.gradients.Batch(x, y))
+    >>> [(report.layer, report.rule) for report in ka.gradients.layer_reports(plan)]
+    [('scale', 'ScaleRule')]
     """
 
     def decorate(rule_class: type[RuleClass]) -> type[RuleClass]:

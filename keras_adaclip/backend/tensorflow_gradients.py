@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_adaclip.backend import contract
 from keras_adaclip.backend.contract import Function, ResultAndGradients, Tensor, Tensors, Variables
-from keras_adaclip.backend.tensorflow.steps import computes_on_cpu
+from keras_adaclip.backend.tensorflow_steps import computes_on_cpu
 
 
 def differentiate_at_taps(function: Function, variables: Variables) -> ResultAndGradients:
@@ -28,48 +28,18 @@ def differentiate_at_taps(function: Function, variables: Variables) -> ResultAnd
     return further, _gradients(tape, loss, taps)
 
 
-def gradients_of(function: Function, by: Variables, variables: Variables) -> ResultAndGradients:
-    """Override: watches the variables of `by` alone."""
-    values = [variable.value for variable in by]
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        for value in values:
-            tape.watch(value)
-        loss, further = function()
-    return further, _gradients(tape, loss, values)
-
-
-def gradients_at(function: Function, values: Tensors) -> tuple[list[Tensor], Any]:
-    """Override: taps the values."""
-    further, gradients = differentiate_at_taps(lambda tap: function([*map(tap, values)]), ())
-    return gradients, further
-
-
-def per_example_layer_gradients(
-    function: Function, values: Tensors, arguments: Tensors, cotangents: Tensors
-) -> list[Tensor]:
-    """Override: each example stands beside a copy of itself, so that the batch size is 2.
+def least_batch_size() -> int:
+    """Override: two.
 
     In a batch of one, TensorFlow 2.21 corrupts memory on a CPU if the batch is multiplied by a
     shared matrix (github.com/tensorflow/tensorflow/issues/117700).
     """
-
-    def one_example(slices: tuple[Tensors, Tensors]) -> list[Tensor]:
-        """Return the gradients of one example."""
-        inputs, cotangent = slices
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            watched = [tf.identity(value) for value in values]
-            for value in watched:
-                tape.watch(value)
-            outputs = function(watched, [tf.stack([value, value]) for value in inputs])
-        pairs = [tf.stack([value, tf.zeros_like(value)]) for value in cotangent]
-        return _gradients(tape, list(outputs), watched, pairs)
-
-    return list(tf.vectorized_map(one_example, (list(arguments), list(cotangents))))
+    return 2
 
 
-def _gradients(tape: Any, target: Any, by: list[Any], cotangents: Any = None) -> list[Tensor]:
+def _gradients(tape: Any, target: Tensor, by: list[Tensor]) -> list[Tensor]:
     """Return the gradients that a tape recorded, dense, and zeros if unconnected."""
-    gradients = tape.gradient(target, by, cotangents, tf.UnconnectedGradients.ZERO)
+    gradients = tape.gradient(target, by, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import contract, keras_private
 from keras_adaclip.backend.contract import Function, ResultAndGradients, Tensor, Tensors, Variables
 
 
@@ -80,28 +80,9 @@ def gradients_at(function: Function, values: Tensors) -> tuple[list[Tensor], Any
     return jax.grad(function, has_aux=True)(list(values))
 
 
-def per_example_layer_gradients(
-    function: Function, values: Tensors, arguments: Tensors, cotangents: Tensors
-) -> list[Tensor]:
-    """Override: `jax.vmap` of a vector-Jacobian product."""
-
-    def one_example(inputs: Tensors, cotangent: Tensors) -> list[Tensor]:
-        """Return the gradients of one example."""
-        inputs = [value[None] for value in inputs]
-        _, pullback = jax.vjp(lambda *shared: list(function(shared, inputs)), *values)
-        return list(pullback([value[None] for value in cotangent]))
-
-    return jax.vmap(one_example)(list(arguments), list(cotangents))
-
-
 def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -> list[Tensor]:
     """Override: `jax.vmap`."""
     return jax.vmap(function)(values)
-
-
-def map_examples(function: Function, values: list[Tensor]) -> list[Tensor]:
-    """Override: as for other units."""
-    return map_units(function, values)
 
 
 def loop_over_chunks(
@@ -112,9 +93,7 @@ def loop_over_chunks(
     A step that is not compiled loops in Python: it would compile a `while_loop` again each time.
     """
     if not any(isinstance(value, jax.core.Tracer) for value in [num_chunks, *carry]):
-        for index in range(int(num_chunks)):
-            carry = body(index, carry)
-        return carry
+        return contract.loop_over_chunks(body, carry, num_chunks, variables, constants)
     pure, fixed = purified(body, [*constants, *variables]), [each.value for each in constants]
 
     def run(index: Tensor, state: tuple[list[Tensor], list[Tensor]]) -> Any:

@@ -1,10 +1,15 @@
-"""Steps, noise and evaluation on JAX.
+"""Steps, noise, evaluation and devices on JAX.
 
 On a CPU, private steps are compiled with XLA's scheduler that saves memory. The default one starts
 everything that could run at the same time, such as the norms of all layers, and holds what they
 read all at once. In the speed benchmark's rows `cifar` and `resnet` the scheduler lowers the peak
 of memory from 2.0 to 1.0 and from 3.3 to 1.9 times that of a plain step; the step of `cnn-256`
 takes 162 instead of 178 ms (process time of one core).
+
+Over several devices (Keras's `keras.distribution`) the step stays one program. The rows of a batch
+are divided among the devices. Weights and the optimizer's variables are the same everywhere, or
+divided by `ModelParallel`. XLA adds the sums of the devices. So each unit is clipped once, and
+there is one noise.
 """
 
 import contextlib
@@ -18,16 +23,18 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.experimental import multihost_utils
 
 from keras_adaclip.backend import contract, keras_private
 from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
 from keras_adaclip.backend.counter_gaussian import rounded_size, standard_normal, threefry
-from keras_adaclip.backend.jax.gradients import purified
+from keras_adaclip.backend.jax_gradients import purified
 
 # What examines a model runs a few times only, and compiles in a third of the time with this.
 _QUICK_COMPILATION = {"xla_backend_optimization_level": "0", "xla_cpu_use_fusion_emitters": False}
 _FEW_RUNS = 2
 _SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+_SUPPORTED = (keras.distribution.DataParallel, keras.distribution.ModelParallel)
 # Flags by which a user decides: that option, and its older name.
 _SCHEDULER_FLAGS = ("xla_cpu_scheduler_type", "xla_cpu_enable_concurrency_optimized_scheduler")
 
@@ -90,26 +97,15 @@ def train_step(
     model: keras.Model, step: Function, state: tuple[list[Tensor], ...], data: Any
 ) -> tuple[dict[str, Tensor], tuple[list[Tensor], ...]]:
     """Override: the pure function `(state, data) -> (logs, state)`."""
-    groups = (
-        model.trainable_variables,
-        model.non_trainable_variables,
-        model.optimizer.variables,
-        model.metrics_variables,
-    )
-    pure = purified(step, [variable for variables in groups for variable in variables])
-    logs, values = pure([value for part in state for value in part], model, data)
-    remaining = iter(values)
-    return logs, tuple([next(remaining) for _ in variables] for variables in groups)
+    held = [*model.trainable_variables, *model.non_trainable_variables]
+    held += [*model.optimizer.variables, *model.metrics_variables]
+    logs, values = purified(step, held)(keras.tree.flatten(state), model, data)
+    return logs, keras.tree.pack_sequence_as(state, values)
 
 
-def trace(function: Callable[[], Any]) -> None:
+def trace(function: Callable[[], None]) -> None:
     """Override: an abstract run; nothing is computed."""
-
-    def without_result() -> None:
-        """Run the function and return nothing, which JAX can trace for any result."""
-        function()
-
-    jax.eval_shape(without_result)
+    jax.eval_shape(function)
 
 
 @contextlib.contextmanager
@@ -204,3 +200,93 @@ def free_memory() -> int:
     if not statistics or "bytes_limit" not in statistics:
         return contract.free_memory()
     return int(statistics["bytes_limit"] - statistics["bytes_in_use"])
+
+
+# Devices and processes.
+
+
+def unsupported_distribution(model: keras.Model) -> str | None:
+    """Override: Keras's own distributions alone keep one noise and one ledger."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        if jax.process_count() == 1:
+            return None
+        return (
+            "Several JAX processes run, each of which would train a model of its own. Call "
+            "`keras.distribution.set_distribution(keras.distribution.DataParallel())` before the "
+            f"model is made. Received: {jax.process_count()} processes and no distribution"
+        )
+    if not isinstance(distribution, _SUPPORTED):
+        return (
+            "Private training runs under `keras.distribution.DataParallel` and `ModelParallel`. "
+            f"Received: {type(distribution).__name__}"
+        )
+    if jax.process_count() > 1:
+        if distribution.auto_shard_dataset:
+            return (
+                "Each process gives its own share of the data, which Keras must not divide again. "
+                "Make the distribution with `auto_shard_dataset=False`. Received: "
+                f"{type(distribution).__name__} with auto_shard_dataset=True"
+            )
+        if num_batch_shards() % jax.process_count() != 0:
+            return (
+                "The axis of the batch must have as many devices in each process, so that each "
+                f"gives its own rows. Received: {num_batch_shards()} devices along "
+                f"{distribution.batch_dim_name!r} in {jax.process_count()} processes"
+            )
+    devices = set(distribution.device_mesh.backend_mesh.devices.flat)
+    elsewhere = [
+        variable.path
+        for variable in [*model.variables, *model.optimizer.variables]
+        if set(variable.value.sharding.device_set) != devices
+    ]
+    if elsewhere:
+        return (
+            "The model or its optimizer was made before the distribution was set, so that its "
+            "variables lie on other devices than the data will. Call "
+            "`keras.distribution.set_distribution` first. Received: variables elsewhere: "
+            f"{', '.join(elsewhere[:3])}{', ...' if len(elsewhere) > 3 else ''}"
+        )
+    return None
+
+
+def num_batch_shards() -> int:
+    """Override: the devices along the mesh's axis of the batch."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return 1
+    mesh = distribution.device_mesh
+    return int(mesh.shape[list(mesh.axis_names).index(distribution.batch_dim_name)])
+
+
+def on_all_shards(value: Tensor) -> Tensor:
+    """Override: a constraint, without which XLA may gather slices of the shards."""
+    if num_batch_shards() == 1:
+        return value
+    layout = keras.distribution.distribution().get_data_layout(value.shape)
+    return keras.distribution.distribute_tensor(value, layout)
+
+
+def num_processes() -> int:
+    """Override: the processes of `jax.distributed`."""
+    return jax.process_count()
+
+
+def process_number() -> int:
+    """Override: the number in `jax.distributed`."""
+    return jax.process_index()
+
+
+def gathered(array: np.ndarray) -> np.ndarray:
+    """Override: sends bytes, since JAX would make 32 bits of 64."""
+    array = np.asarray(array)
+    if jax.process_count() == 1:
+        return array[None]
+    sent = np.frombuffer(array.tobytes(), np.uint8)
+    received = np.asarray(multihost_utils.process_allgather(sent))
+    return np.frombuffer(received.tobytes(), array.dtype).reshape(-1, *array.shape)
+
+
+def is_whole_in_each_process(variable: keras.Variable) -> bool:
+    """Override: False if `ModelParallel` divides it among processes."""
+    return bool(variable.value.is_fully_replicated or variable.value.is_fully_addressable)
