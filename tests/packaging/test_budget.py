@@ -23,7 +23,7 @@ FOLDERS = {
     "accounting": (2_093, 19),
     "federated": (1_875, 15),
     "gradients": (1_875, 24),
-    "training": (1_717, 10),
+    "training": (1_717, 11),
     "backend": (1_543, 17),
     "examination": (1_179, 8),
     "tuners": (1_133, 7),
