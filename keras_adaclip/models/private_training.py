@@ -18,7 +18,6 @@ from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.gradients import (
     MOST_DRAWN_ROWS,
     MOST_ROWS,
-    Augmentation,
     Batch,
     make_plan,
     mapped,
@@ -170,18 +169,20 @@ class PrivateTraining(training.TrainingBase):
             training.processes.refuse_joined_batches(self, x)
             data = draws.from_data_set(x, y=y, sample_weight=sample_weight)
         warn_of_lost_weights(optimizer.clipping, class_weight, data.rows.sample_weight)
-        wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
+        self._set_in_steps(
+            "augmentation", checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
+        )
         is_cut = data.fit_arguments.get("steps_per_epoch") is not None
         is_pass = data.sampling.is_counted_in_passes and not is_cut
-        if wanted is not None or self._wants_diagnostics(callbacks):
+        if self._wants_diagnostics(callbacks):
             self.train_function = None
-        sizes = self._prepare(data, wanted, input_ranges)
+        sizes = self._prepare(data, input_ranges)
         examined = data
         data, callbacks = self._planned(examined, callbacks, num_epochs, is_pass)
         if data.max_batch_size != examined.max_batch_size:
             # The plan has chosen the largest batch, and with it the shapes of the steps.
-            sizes = self._prepare(data, wanted, input_ranges, is_new=False)
-        with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
+            sizes = self._prepare(data, input_ranges, is_new=False)
+        with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
             return super().fit(
                 **data.with_sizes(sizes, self),
                 epochs=epochs,
@@ -216,6 +217,7 @@ class PrivateTraining(training.TrainingBase):
             rows=rows,
             known=Batch(x, y),
         )
+        self._set_in_steps("augmentation", None)
         # Planning and examining take longer than a step.
         self._prepare(data, any_length=True)
         # Digests would take as long as a step.
@@ -231,7 +233,6 @@ class PrivateTraining(training.TrainingBase):
     def _prepare(
         self,
         data: training.TrainingData,
-        augmentation: Augmentation | None = None,
         input_ranges: Any = None,
         any_length: bool = False,
         is_new: bool = True,
@@ -240,7 +241,6 @@ class PrivateTraining(training.TrainingBase):
 
         Args:
             data: The training data.
-            augmentation: How the examples are augmented.
             input_ranges: As for `fit`.
             any_length: Whether a plan for examples of other lengths may be used.
             is_new: Whether the steps may be compiled otherwise than the model was examined for.
@@ -273,13 +273,13 @@ class PrivateTraining(training.TrainingBase):
             made, of_data = sample.batches() if plan is None else ([], None)
             suggested = plan or suggested_plan(self, made, of_data)
             state.plan = dataclasses.replace(suggested, most_rows=most_rows)
-            layout = self._examined_layout(data, sample, augmentation)
+            layout = self._examined_layout(data, sample)
             if plan is None:
                 examination.refuse(self, examination.loss_issues(self, sample))
                 method = self.optimizer.gradient_method
                 plan = make_plan(self, made, method, of_data, suggested)
                 state.plan = dataclasses.replace(plan, most_rows=most_rows)
-                layout = self._examined_layout(data, sample, augmentation)
+                layout = self._examined_layout(data, sample)
         except BaseException:
             state.plan = None
             raise
@@ -291,10 +291,7 @@ class PrivateTraining(training.TrainingBase):
         return layout.sizes
 
     def _examined_layout(
-        self,
-        data: training.TrainingData,
-        sample: examination.SampleRows,
-        augmentation: Augmentation | None,
+        self, data: training.TrainingData, sample: examination.SampleRows
     ) -> BatchLayout:
         """Return the shapes of the steps, at which model and augmentation were examined.
 
@@ -302,6 +299,7 @@ class PrivateTraining(training.TrainingBase):
             ValueError: With every issue, one a line.
         """
         layout, plan = batch_layout(self, data), self.gradient_plan
+        augmentation = self._private_state.augmentation
         copies = 1 if augmentation is None else augmentation.multiplicity
         sizes = [size * copies for size in step_sizes(self, data, layout)]
         state, is_exact = self._private_state, backend.needs_fixed_shapes(self)

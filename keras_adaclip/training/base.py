@@ -15,7 +15,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip import callbacks as own_callbacks
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Augmentation, Batch
+from keras_adaclip.gradients import Batch
 from keras_adaclip.optimizers import NO_LEGACY_FILE, AccountedOptimizer, DPOptimizer
 from keras_adaclip.sampling import from_frames, padding
 from keras_adaclip.training import run_callbacks, weights
@@ -228,13 +228,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
 
     @contextmanager
     def _run_of_fit(
-        self,
-        callbacks: Any,
-        data: TrainingData,
-        is_pass: bool,
-        num_epochs: int,
-        verbose: Any,
-        augmentation: Augmentation | None = None,
+        self, callbacks: Any, data: TrainingData, is_pass: bool, num_epochs: int, verbose: Any
     ) -> Iterator[list[keras.callbacks.Callback]]:
         """Surround Keras's `fit` of a prepared model by the run of its steps.
 
@@ -244,7 +238,6 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             is_pass: Whether each epoch begins a new pass over the data.
             num_epochs: The number of epochs.
             verbose: As for Keras's `fit`.
-            augmentation: How the examples are augmented.
 
         Yields:
             The callbacks in the order in which Keras calls them. Those of this package come first,
@@ -264,7 +257,6 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
             given.append(run_callbacks.BarOfStepsThatRan())
         try:
-            self._set_in_steps("augmentation", augmentation)
             self._record_diagnostics(self._wants_diagnostics(ours))
             with self._run_of_steps(data):
                 for callback in ours:
@@ -274,7 +266,6 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
                 others = [c for c in given if not isinstance(c, _OURS)]
                 yield [first, *ours, *others, last]
         finally:
-            self._set_in_steps("augmentation", None)
             self._record_diagnostics(False)
 
     @staticmethod

@@ -44,7 +44,7 @@ class PrivateState:
         planned_for: What the plan was made for, for examples of one shape and of any length.
         examined: What was found of the model at the shapes of its steps as they are compiled.
         chunk_size: Number of examples that are processed at a time; None takes them all.
-        augmentation: How the running `fit` augments its examples, if it does.
+        augmentation: How the latest `fit` augmented its examples, if it did.
         diagnostics: Metrics of raw norms and true clip fractions, while `fit` records them.
         assigned_by_forward: The variables that a forward pass assigns, whatever the rows are.
         row_of_zeros: Inputs of one example, to compute the values of these variables.
