@@ -173,7 +173,18 @@ class PoissonDataset(keras.utils.PyDataset):
             expected_batch_size, self._num_examples, "expected_batch_size"
         )
         self._max_batch_size = self._checked_largest(max_batch_size)
-        self._refuse_parts(present is not None or self._num_examples != sum(held))
+        is_part = present is not None or self._num_examples != sum(held)
+        if is_part and share is not None:
+            raise ValueError(
+                "Arguments `present` and `num_present` are for the data of one process. "
+                f"Received: {self.num_shares} processes"
+            )
+        if is_part and max_batch_size is not None:
+            raise ValueError(
+                "Argument `max_batch_size` cannot be combined with `present` or `num_present`: how "
+                "often a draw is cut depends on the number of rows, which is accounted for as "
+                f"public. Received: max_batch_size={max_batch_size!r}"
+            )
         self.seed = check_seed(seed)
         self.largest_part = 0
         # The data set of this process alone, if this is its share.
@@ -355,20 +366,6 @@ class PoissonDataset(keras.utils.PyDataset):
         if isinstance(max_batch_size, str):
             return check_choice("max_batch_size", max_batch_size, ("auto",))
         return check_integer("max_batch_size", max_batch_size, minimum=self._expected_batch_size)
-
-    def _refuse_parts(self, is_part: bool) -> None:
-        """Raise a `ValueError` if only some rows are present where all of them must be."""
-        if is_part and self._share is not None:
-            raise ValueError(
-                "Arguments `present` and `num_present` are for the data of one process. "
-                f"Received: {self.num_shares} processes"
-            )
-        if is_part and self._max_batch_size is not None:
-            raise ValueError(
-                "Argument `max_batch_size` cannot be combined with `present` or `num_present`: how "
-                "often a draw is cut depends on the number of rows, which is accounted for as "
-                f"public. Received: max_batch_size={self._max_batch_size!r}"
-            )
 
 
 def _checked_present(present: Any, num_rows: int) -> np.ndarray:
