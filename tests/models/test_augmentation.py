@@ -61,10 +61,9 @@ def test_every_step_chunk_example_and_copy_has_its_own_numbers(mode, monkeypatch
 
 def test_a_second_fit_with_the_same_augmentation_keeps_the_compiled_step():
     model, layer, compiled = helpers.compiled(), Shift(), []
-    for augmentation in (layer, layer, None):
-        helpers.quiet_fit(
-            model, helpers.features(), helpers.labels(), batch_size=6, augmentation=augmentation
-        )
+    x, y = helpers.features(), helpers.labels()
+    for each in (layer, layer, None):
+        helpers.quiet_fit(model, x, y, batch_size=6, augmentation=each)
         compiled.append(model.train_function)
     assert compiled[0] is compiled[1] is not compiled[2]
 

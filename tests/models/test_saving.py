@@ -402,7 +402,6 @@ def test_what_is_built_on_weights_of_an_unknown_ledger_does_not_know_it_either(f
     new = BUILT_ON[form](other)
     assert_unknown(new, "is not known")
     if form == "the same layers":
-        # Keras may leave some weights as they are, so the whole file does not make up for it.
         helpers.dense_model().save_weights(whole)
         new.load_weights(whole)
         assert_unknown(new, "Build the model again")
@@ -428,10 +427,9 @@ def test_weights_that_were_loaded_before_an_interruption_bring_their_ledger(tmp_
     """The ledger of a file is read before any of its weights."""
     path, model, other = tmp_path / "run.weights.h5", trained(), quantile_model()
     model.save_weights(path)
-    with monkeypatch.context() as patched:
-        patched.setattr(other.layers[2], "load_own_variables", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            other.load_weights(path)
+    monkeypatch.setattr(other.layers[2], "load_own_variables", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        other.load_weights(path)
     np.testing.assert_array_equal(other.layers[1].kernel, model.layers[1].kernel)
     assert other.privacy_ledger.steps == 3
 

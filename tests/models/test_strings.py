@@ -157,10 +157,9 @@ def test_strings_over_several_processes_are_refused(monkeypatch):
     """Their rows cannot be compared, so that one example could be in two of them."""
     from keras_adaclip.training.processes import as_share
 
-    data = ka.sampling.PoissonDataset(SINGLE, Y, expected_batch_size=1)
     monkeypatch.setattr(backend, "num_processes", lambda: 2)
     with pytest.raises(TypeError, match="processes compare their rows"):
-        as_share(data, 6)
+        as_share(ka.sampling.PoissonDataset(SINGLE, Y, expected_batch_size=1), 6)
 
 
 @pytest.mark.skipif(IS_TENSORFLOW, reason="strings can be fed there")
