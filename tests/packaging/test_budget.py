@@ -27,7 +27,7 @@ FOLDERS = {
     "backend": (1_543, 17),
     "examination": (1_179, 8),
     "tuners": (1_133, 7),
-    "optimizers": (1_053, 7),
+    "optimizers": (1_065, 7),
     "sampling": (751, 7),
     "clipping": (661, 14),
     "models": (629, 6),
@@ -41,7 +41,7 @@ FOLDERS = {
 # Lines of `tests/`, whole.
 LINES_OF_TESTS = 27_640
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (52, 630), "in a step": (37, 224)}
+EXECUTED = {"before the first step": (52, 631), "in a step": (37, 225)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
