@@ -256,17 +256,9 @@ def test_no_draw_is_larger_than_the_data():
 def test_fit_pads_to_the_largest_batch(most):
     data = many(max_batch_size=most)
     model = fit(data, epochs=1)
-    from keras_adaclip.training import training_data
+    from keras_adaclip.training.training_data import DrawsOfFit
 
-    found = training_data.from_data_set(
-        data,
-        class_weight=None,
-        num_examples=None,
-        once_per_pass=False,
-        sampling="poisson",
-        steps_per_epoch=None,
-        shuffle=True,
-    )
+    found = DrawsOfFit().from_data_set(data)
     (size,) = batch_layout(model, found).sizes
     assert most <= size < most + 8
 

@@ -32,8 +32,6 @@ _NOT_NEEDED = {
     *("from_config", "get_build_config", "get_compile_config", "get_config", "summary"),
 }
 _MISSING = object()
-# Attributes that Keras itself sets on each instance.
-_INSTANCE_ATTRIBUTES = {"build", "loss", "quantize"}
 
 
 def is_own(model: keras.Model, name: str) -> bool:
@@ -61,7 +59,8 @@ def own_methods(model: keras.Model, among: Iterable[str] | None = None) -> list[
         method = inspect.getattr_static(base, name, None)
         if not (callable(method) or hasattr(method, "__get__")):
             continue
-        of_instance = name in vars(model) and name not in _INSTANCE_ATTRIBUTES
+        # Keras itself sets these on each instance.
+        of_instance = name in vars(model) and name not in {"build", "loss", "quantize"}
         if of_instance or inspect.getattr_static(cls, name) is not method:
             found.append(name)
     return found
@@ -99,6 +98,11 @@ def is_legacy_file() -> bool:
     Keras writes the variables of an optimizer to such a file unchanged.
     """
     return bool(global_state.get_global_attribute("use_legacy_config", False))
+
+
+def place_of(store: Any) -> str:
+    """Return at which object Keras's store of an HDF5 file stands, as its `get` takes it."""
+    return str(store._h5_entry_path)
 
 
 def as_default_config(get_config: Any) -> Any:

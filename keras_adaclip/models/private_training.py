@@ -18,7 +18,6 @@ from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.gradients import (
     MOST_DRAWN_ROWS,
     MOST_ROWS,
-    Augmentation,
     Batch,
     make_plan,
     mapped,
@@ -41,10 +40,7 @@ class PrivateTraining(training.TrainingBase):
         loss_weights: Any = None,
         metrics: Any = None,
         weighted_metrics: Any = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: Any = "auto",
-        auto_scale_loss: bool = False,
+        **options: Any,
     ) -> None:
         """Configure private training; the arguments are Keras's.
 
@@ -56,28 +52,18 @@ class PrivateTraining(training.TrainingBase):
             loss_weights: As for Keras.
             metrics: As for Keras.
             weighted_metrics: As for Keras.
-            run_eagerly: As for Keras.
-            steps_per_execution: As for Keras (TensorFlow and JAX).
-            jit_compile: As for Keras; not on PyTorch. On JAX, training steps are compiled also
-                with layers that Keras does not compile, such as `RandomZoom`; `run_eagerly=True`
-                runs them operation by operation.
-            auto_scale_loss: Ignored: norms, sums and noise are float32 in every precision.
+            **options: `run_eagerly`, `steps_per_execution` (TensorFlow and JAX) and `jit_compile`
+                (not on PyTorch), as for Keras. On JAX, training steps are compiled also with layers
+                that Keras does not compile, such as `RandomZoom`; `run_eagerly=True` runs them
+                operation by operation. `auto_scale_loss` is ignored: norms, sums and noise are
+                float32 in every precision.
 
         Raises:
             ValueError: If `optimizer` is not a `DPOptimizer`.
         """
-        optimizer = self._adopted(optimizer)
-        super().compile(
-            optimizer=optimizer,
-            loss=loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-            jit_compile=jit_compile,
-            auto_scale_loss=False,
-        )
+        options["auto_scale_loss"] = False
+        given = (loss, loss_weights, metrics, weighted_metrics)
+        super().compile(self._adopted(optimizer), *given, **options)
         self._private_state.plan = None
 
     @training.on_all_devices
@@ -159,14 +145,18 @@ class PrivateTraining(training.TrainingBase):
                 guarantee. Nothing was trained then.
         """
         self._require_compiled()
-        num_epochs = epochs - initial_epoch
-        optimizer: Any = self.optimizer
-        common = {
-            "class_weight": class_weight,
-            "sampling": sampling,
-            "steps_per_epoch": steps_per_epoch,
-            "shuffle": shuffle,
-        }
+        num_epochs, optimizer = epochs - initial_epoch, self.optimizer
+        draws = training_data.DrawsOfFit(
+            batch_size=batch_size,
+            class_weight=class_weight,
+            num_epochs=epochs,
+            num_examples=num_examples,
+            once_per_pass=once_per_pass,
+            sampling=sampling,
+            shuffle=shuffle,
+            steps_per_epoch=steps_per_epoch,
+            validation_split=validation_split,
+        )
         x, y, sample_weight = map(from_frames, (x, y, sample_weight))
         if training_data.is_array_data(x):
             validation_batch_size = validation_batch_size or batch_size
@@ -174,42 +164,25 @@ class PrivateTraining(training.TrainingBase):
                 (x, y, sample_weight), validation_data = training_data.split_off_validation(
                     x, y, sample_weight, validation_split
                 )
-            data = training_data.from_arrays(
-                x,
-                y,
-                sample_weight,
-                batch_size=batch_size,
-                seed=optimizer.sampling_seed,
-                default_batch_size=functools.partial(
-                    optimizer.default_batch_size, num_epochs=epochs, steps_per_epoch=steps_per_epoch
-                ),
-                **common,
-            )
+            data = draws.from_arrays(x, y, sample_weight, optimizer)
         else:
             training.processes.refuse_joined_batches(self, x)
-            data = training_data.from_data_set(
-                x,
-                num_examples=num_examples,
-                once_per_pass=once_per_pass,
-                y=y,
-                sample_weight=sample_weight,
-                batch_size=batch_size,
-                validation_split=validation_split or None,
-                **common,
-            )
+            data = draws.from_data_set(x, y=y, sample_weight=sample_weight)
         warn_of_lost_weights(optimizer.clipping, class_weight, data.rows.sample_weight)
-        wanted = checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
+        self._set_in_steps(
+            "augmentation", checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
+        )
         is_cut = data.fit_arguments.get("steps_per_epoch") is not None
         is_pass = data.sampling.is_counted_in_passes and not is_cut
-        if wanted is not None or self._wants_diagnostics(callbacks):
+        if self._wants_diagnostics(callbacks):
             self.train_function = None
-        sizes = self._prepare(data, wanted, input_ranges)
+        sizes = self._prepare(data, input_ranges)
         examined = data
         data, callbacks = self._planned(examined, callbacks, num_epochs, is_pass)
         if data.max_batch_size != examined.max_batch_size:
             # The plan has chosen the largest batch, and with it the shapes of the steps.
-            sizes = self._prepare(data, wanted, input_ranges, is_new=False)
-        with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose, wanted) as ordered:
+            sizes = self._prepare(data, input_ranges, is_new=False)
+        with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
             return super().fit(
                 **data.with_sizes(sizes, self),
                 epochs=epochs,
@@ -244,6 +217,7 @@ class PrivateTraining(training.TrainingBase):
             rows=rows,
             known=Batch(x, y),
         )
+        self._set_in_steps("augmentation", None)
         # Planning and examining take longer than a step.
         self._prepare(data, any_length=True)
         # Digests would take as long as a step.
@@ -259,7 +233,6 @@ class PrivateTraining(training.TrainingBase):
     def _prepare(
         self,
         data: training.TrainingData,
-        augmentation: Augmentation | None = None,
         input_ranges: Any = None,
         any_length: bool = False,
         is_new: bool = True,
@@ -268,7 +241,6 @@ class PrivateTraining(training.TrainingBase):
 
         Args:
             data: The training data.
-            augmentation: How the examples are augmented.
             input_ranges: As for `fit`.
             any_length: Whether a plan for examples of other lengths may be used.
             is_new: Whether the steps may be compiled otherwise than the model was examined for.
@@ -301,13 +273,13 @@ class PrivateTraining(training.TrainingBase):
             made, of_data = sample.batches() if plan is None else ([], None)
             suggested = plan or suggested_plan(self, made, of_data)
             state.plan = dataclasses.replace(suggested, most_rows=most_rows)
-            layout = self._examined_layout(data, sample, augmentation)
+            layout = self._examined_layout(data, sample)
             if plan is None:
                 examination.refuse(self, examination.loss_issues(self, sample))
                 method = self.optimizer.gradient_method
                 plan = make_plan(self, made, method, of_data, suggested)
                 state.plan = dataclasses.replace(plan, most_rows=most_rows)
-                layout = self._examined_layout(data, sample, augmentation)
+                layout = self._examined_layout(data, sample)
         except BaseException:
             state.plan = None
             raise
@@ -319,10 +291,7 @@ class PrivateTraining(training.TrainingBase):
         return layout.sizes
 
     def _examined_layout(
-        self,
-        data: training.TrainingData,
-        sample: examination.SampleRows,
-        augmentation: Augmentation | None,
+        self, data: training.TrainingData, sample: examination.SampleRows
     ) -> BatchLayout:
         """Return the shapes of the steps, at which model and augmentation were examined.
 
@@ -330,6 +299,7 @@ class PrivateTraining(training.TrainingBase):
             ValueError: With every issue, one a line.
         """
         layout, plan = batch_layout(self, data), self.gradient_plan
+        augmentation = self._private_state.augmentation
         copies = 1 if augmentation is None else augmentation.multiplicity
         sizes = [size * copies for size in step_sizes(self, data, layout)]
         state, is_exact = self._private_state, backend.needs_fixed_shapes(self)
@@ -349,28 +319,25 @@ class PrivateTraining(training.TrainingBase):
             examination.examine(self, sample, [examination.NUM_ROWS], state.examined)
         return layout
 
-    def _kinds_of(self, data: training.TrainingData) -> tuple[Any, Any]:
+    def _kinds_of(self, data: training.TrainingData) -> list[Any]:
         """Return what a plan is made for, for examples of one shape and of any length."""
-        rows, optimizer = data.rows, self.optimizer
+        rows = data.rows
+        # Keras makes weights of the examples of those of classes.
+        is_weighted = data.fit_arguments.get("class_weight") is not None
 
-        def kind(value: Any, any_length: bool) -> str:
+        def kind(any_length: bool, value: Any) -> str:
             """Return shape or number of axes, and type, of an example."""
             shape = tuple(value.shape[1:])
             return f"{len(shape) if any_length else shape} {value.dtype}"
 
-        # Keras makes weights of the examples of those of classes.
-        settings = (data.fit_arguments.get("class_weight") is not None, optimizer.gradient_method)
-        exact, of_any_length = (
+        return [
             (
-                *(
-                    mapped(functools.partial(kind, any_length=each), part)
-                    for part in (rows.x, rows.y, rows.sample_weight)
-                ),
-                *settings,
+                mapped(functools.partial(kind, any_length), (rows.x, rows.y, rows.sample_weight)),
+                is_weighted,
+                self.optimizer.gradient_method,
             )
-            for each in (False, True)
-        )
-        return exact, of_any_length
+            for any_length in (False, True)
+        ]
 
     def _planned(
         self, data: training.TrainingData, callbacks: Any, num_epochs: int, is_pass: bool

@@ -17,7 +17,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 from keras_adaclip import backend, noise, schedules
 from keras_adaclip._checks import check_noise_multiplier
 from keras_adaclip.accounting import LEDGER_KEY, Ledger, LedgerRow, Mechanism, Sampling
-from keras_adaclip.optimizers.ledger_state import LedgerState
+from keras_adaclip.optimizers.state import LedgerState
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer, check_plain_optimizer
 
 _DEFAULT_BATCH_SIZE = 32
@@ -58,6 +58,7 @@ class AccountedOptimizer(WrappingOptimizer):
         seed: seed of the noise and of the sampling; None takes both from the operating system.
         used_seeds: every seed of noise or sampling so far, of data sets and of earlier optimizers
             of the model too. Another run can draw the same numbers with them.
+        lost: None: the ledger of an optimizer is known; see `training.weights`.
         num_inclusions: how often any ledger of this process took over steps from elsewhere.
 
     Args:
@@ -77,8 +78,8 @@ class AccountedOptimizer(WrappingOptimizer):
     delta: float | None = None
     seed: int | None = None
     used_seeds: frozenset[int] = frozenset()
+    lost: ClassVar[None] = None
     num_inclusions: ClassVar[int] = 0
-    _ledger: LedgerState
     _key: keras.Variable
 
     def __init__(self, inner_optimizer: Any, noise_multiplier: Any, name: str | None) -> None:
@@ -87,7 +88,7 @@ class AccountedOptimizer(WrappingOptimizer):
         self._is_seed_forgotten = False
         # The variables besides the inner optimizer's that a saved state sets.
         self._restored_variables: list[keras.Variable] = []
-        self._past_ledger = Ledger()
+        self._ledger = LedgerState()
         self._process = os.getpid()
         self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
 
@@ -108,8 +109,6 @@ class AccountedOptimizer(WrappingOptimizer):
     @property
     def ledger(self) -> Ledger:
         """The steps that ran with this optimizer, for the accountant."""
-        if not self.built:
-            return self._past_ledger
         self.renew_after_fork()
         return self._ledger.read()
 
@@ -121,7 +120,7 @@ class AccountedOptimizer(WrappingOptimizer):
     @property
     def is_in_a_run(self) -> bool:
         """Whether `configure` was called, and `end_run` was not called yet."""
-        return self.built and self._ledger.is_open
+        return self._ledger.is_open
 
     def include_ledger(self, ledger: Ledger) -> None:
         """Take over the steps of another ledger; this one is never lowered.
@@ -130,11 +129,8 @@ class AccountedOptimizer(WrappingOptimizer):
             ledger: the ledger to cover.
         """
         AccountedOptimizer.num_inclusions += 1
-        if self.built:
-            self.renew_after_fork()
-            self._ledger.include(ledger)
-        else:
-            self._past_ledger = self._past_ledger.merge(ledger)
+        self.renew_after_fork()
+        self._ledger.include(ledger)
 
     def replace_ledger(self, ledger: Ledger) -> None:
         """Set the ledger to one whose cost contains that of all steps so far.
@@ -214,20 +210,11 @@ class AccountedOptimizer(WrappingOptimizer):
         return hasattr(self.inner_optimizer, "apply_noised")
 
     def begin_plan(self, num_steps: int | None) -> None:
-        """Begin the steps of a `fit`.
+        """Begin the steps of a `fit`; `DPOptimizer` lets an inner optimizer plan them.
 
         Args:
             num_steps: their number; None if it is not known.
-
-        Raises:
-            ValueError: If the inner optimizer needs the noise of each gradient, which is not known.
         """
-        if self.plans_steps:
-            raise ValueError(
-                f"`{type(self.inner_optimizer).__name__}` takes its step from the noise of each "
-                f"gradient, which `{type(self).__name__}` does not know. Give it to a "
-                "`DPOptimizer`, or choose another optimizer."
-            )
 
     def refuse_single_steps(self) -> None:
         """Raise if the optimizer cannot train on a batch outside of `fit`.
@@ -394,11 +381,10 @@ class AccountedOptimizer(WrappingOptimizer):
     # Private
 
     def _build_ledger(self) -> None:
-        """Create the variables of the ledger, and take over earlier steps."""
+        """Create the variable of the ledger."""
         self.remember_seeds(self.seed)
         self.secret_variables = [self._key]
-        self._ledger = LedgerState(self._add_own_variable)
-        self._ledger.include(self._past_ledger)
+        self._ledger.build(self._add_own_variable)
 
     def _open(self, row: LedgerRow, split: tuple[float, float]) -> LedgerRow:
         """Open the row that counts the next steps, under a new key; return it with its steps."""

@@ -22,8 +22,7 @@ from keras_adaclip.accounting import LedgerRow
 from keras_adaclip.clipping import Clipper, ClippingStrategy, ParameterGroups, Release
 from keras_adaclip.gradients import ClippedSum
 from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
-from keras_adaclip.optimizers.clip_state import ClipState
-from keras_adaclip.optimizers.noise_state import NoiseState
+from keras_adaclip.optimizers.state import ClipState, NoiseState
 
 Tensor = Any
 
@@ -268,7 +267,7 @@ class DPOptimizer(AccountedOptimizer):
             try:
                 clipping = self.clipping.describe(noise_multiplier, size, num_groups)
             # The last steps may have run with another strategy. Saving goes on.
-            except Exception as error:
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 clipping += f", which cannot describe the last steps: {error}"
         seeds = (
             "noise, sampling and random layers from the operating system, new for each run"
@@ -334,20 +333,20 @@ class DPOptimizer(AccountedOptimizer):
 
     def _read(self, name: str) -> Any:
         """Return an entry of the clipping state; a float if there are no groups."""
-        model = None if self._model is None else self._model()
+        model = self._model and self._model()
+        is_flat = self.clipping.groups == "flat"
         if self.built:
             value = self._clip.read(name)
-        elif self.clipping.groups == "flat":
-            value = self.clipping.initial_state(ParameterGroups.single()).get(name)
-        elif model is not None and model.built:
-            groups = ParameterGroups.of(self.clipping.groups, model.trainable_variables)
+        elif is_flat or (model is not None and model.built):
+            variables = () if is_flat or model is None else model.trainable_variables
+            groups = ParameterGroups.of(self.clipping.groups, variables)
             value = self.clipping.initial_state(groups).get(name)
         else:
             raise RuntimeError(
                 f"`{name}` has one value for each group, and the groups are those of a model's "
                 "weights. Compile a model that is built with this optimizer, then read it."
             )
-        return value if value is None or self.clipping.groups != "flat" else float(value[0])
+        return float(value[0]) if is_flat and value is not None else value
 
 
 def check_microbatch_size(value: Any) -> int | None:

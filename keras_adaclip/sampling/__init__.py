@@ -1,14 +1,11 @@
 """Poisson sampling of units: each step draws every unit independently, with one probability.
 
-poisson        rows as Poisson-sampled batches, held by one process or by several
-poisson_draws  which rows each batch draws
-rows           arrays in memory, and examples read from a source
-reader         single examples of a source, read and stacked
-folder         images in folders as a source
-written        examples written to a file as a source
-batches        these batches padded to a few shapes
-draws          the distribution of a draw and its random numbers
-arrays         conversion and checks of arrays
+poisson   rows as Poisson-sampled batches, held by one process or by several
+batches   these batches padded to a few shapes
+rows      arrays in memory, and examples read from a source
+sources   images in folders, and examples written to a file, as sources
+draws     the distribution of a draw and its random numbers
+arrays    conversion and checks of arrays
 """
 
 from keras_adaclip.sampling.arrays import (
@@ -22,8 +19,7 @@ from keras_adaclip.sampling.arrays import (
 )
 from keras_adaclip.sampling.batches import FixedShapeBatches, split_among_devices
 from keras_adaclip.sampling.draws import ProcessShare, draw_generator, poisson_draw, uniform_draw
-from keras_adaclip.sampling.folder import from_folder
 from keras_adaclip.sampling.poisson import PoissonDataset
-from keras_adaclip.sampling.written import WrittenSource, write_source
+from keras_adaclip.sampling.sources import WrittenSource, from_folder, write_source
 
 __all__ = ["PoissonDataset", "WrittenSource", "from_folder", "write_source"]

@@ -1,20 +1,21 @@
 """Arrays and sources of examples as Poisson-sampled batches."""
 
+import itertools
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_adaclip._checks import check_integer
+from keras_adaclip._checks import check_batch_size, check_choice, check_integer, check_seed
 from keras_adaclip.sampling.arrays import padded_batch
-from keras_adaclip.sampling.draws import ProcessShare
-from keras_adaclip.sampling.poisson_draws import PoissonDraws
+from keras_adaclip.sampling.draws import ProcessShare, draw_generator, poisson_draw, truncated_draw
 from keras_adaclip.sampling.rows import ArrayRows, SourceRows
 
 
-class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
+class PoissonDataset(keras.utils.PyDataset):
     """Arrays as Poisson-sampled batches, for `PrivateModel.fit`.
 
     Batch `k` is a dict with `"x"`, `"y"` and `"sample_weight"` as given, and `"mask"`, a bool
@@ -54,6 +55,9 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
 
     Attributes:
         num_rows: The number of rows in the arrays of this process, present or not.
+        num_shares: The number of processes that hold the data.
+        largest_share: The number of rows of the process that holds the most.
+        largest_part: The number of rows of the process that draws the most in the latest draw.
 
     Example:
 
@@ -156,10 +160,37 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
         share: ProcessShare | None = None,
     ) -> None:
         """Initialize a data set of these rows; the other arguments are those of the class."""
-        keras.utils.PyDataset.__init__(self)
-        self._rows = rows
-        options = (seed, max_batch_size, present, num_present, share)
-        PoissonDraws.__init__(self, rows.num_rows, expected_batch_size, *options)
+        super().__init__()
+        self._rows, self._share, self.num_rows = rows, share, rows.num_rows
+        held = (self.num_rows,) if share is None else share.rows_of_processes
+        self.num_shares, self.largest_share, self._num_examples = len(held), max(held), sum(held)
+        self._present = None if present is None else _checked_present(present, self.num_rows)
+        if num_present is not None:
+            self._num_examples = check_integer(
+                "num_present", num_present, minimum=1, maximum=self.num_rows
+            )
+        self._expected_batch_size = check_batch_size(
+            expected_batch_size, self._num_examples, "expected_batch_size"
+        )
+        self._max_batch_size = self._checked_largest(max_batch_size)
+        is_part = present is not None or self._num_examples != sum(held)
+        if is_part and share is not None:
+            raise ValueError(
+                "Arguments `present` and `num_present` are for the data of one process. "
+                f"Received: {self.num_shares} processes"
+            )
+        if is_part and max_batch_size is not None:
+            raise ValueError(
+                "Argument `max_batch_size` cannot be combined with `present` or `num_present`: how "
+                "often a draw is cut depends on the number of rows, which is accounted for as "
+                f"public. Received: max_batch_size={max_batch_size!r}"
+            )
+        self.seed = check_seed(seed)
+        self.largest_part = 0
+        # The data set of this process alone, if this is its share.
+        self._undivided: PoissonDataset | None = None
+        self._draw_numbers = itertools.count()
+        self._steps_before, self._process = 0, os.getpid()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse subclasses, whose draws would be accounted as if they were those of this class."""
@@ -179,6 +210,44 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
     def __len__(self) -> int:
         return math.ceil(self.num_examples / self.expected_batch_size)
 
+    @property
+    def num_examples(self) -> int:
+        """The number of rows to draw from, in all processes; `num_present` if given."""
+        return self._num_examples
+
+    @property
+    def expected_batch_size(self) -> int:
+        """The expected number of rows in a draw, over all processes."""
+        return self._expected_batch_size
+
+    @property
+    def max_batch_size(self) -> int | str | None:
+        """The most rows in a batch, over all processes; `"auto"` until a `fit` has chosen it."""
+        return self._max_batch_size
+
+    @property
+    def truncated_to(self) -> int | None:
+        """The number of rows to which draws are cut; None if none is, or none can be larger."""
+        most = self._max_batch_size
+        return most if isinstance(most, int) and most < self._num_examples else None
+
+    @property
+    def fixed_size(self) -> int | None:
+        """The number of rows of every batch, padding included; None if batches differ in size."""
+        if not isinstance(self._max_batch_size, int) or self.num_shares > 1:
+            return None
+        return self.num_rows if self.truncated_to is None else self.truncated_to
+
+    @property
+    def sampling_probability(self) -> float:
+        """The probability with which a step draws each row."""
+        return self.expected_batch_size / self.num_examples
+
+    @property
+    def present(self) -> np.ndarray:
+        """A bool array that tells which rows may be drawn."""
+        return np.ones(self.num_rows, bool) if self._present is None else self._present.copy()
+
     def begin_run(self, steps_before: int) -> None:
         """Make the draws that follow differ from those of earlier runs with the same seed.
 
@@ -186,21 +255,63 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
             steps_before: The number of steps on the model's ledger before the run.
         """
         self._rows.begin_run()
-        super().begin_run(steps_before)
+        self._steps_before = steps_before
+        self._process = os.getpid()
 
-    def shared(self, share: ProcessShare) -> "PoissonDataset":
+    def draw(self) -> np.ndarray:
+        """Return the row numbers of one new draw, in random order; it may be empty.
+
+        The order keeps secret which place in the batch is whose: see `gradients.totals`.
+        """
+        # A forked process would repeat the draws of its parent.
+        seed = self.seed if self._process == os.getpid() else None
+        key = (self._steps_before, next(self._draw_numbers))
+        if self._share is not None:
+            probability = self.sampling_probability
+            rows, self.largest_part = self._share.draw(seed, key, probability, self.truncated_to)
+            return rows
+        generator = draw_generator(seed, *key)
+        rows = poisson_draw(generator, self.num_rows, self.sampling_probability)
+        rows = truncated_draw(generator, rows, self.truncated_to)
+        rows = generator.permutation(rows)
+        return rows if self._present is None else rows[self._present[rows]]
+
+    def choose_max_batch_size(self, max_batch_size: int) -> None:
+        """Set the largest batch in place of `"auto"`; it stays as it is afterwards.
+
+        Args:
+            max_batch_size: The most rows in a batch.
+
+        Raises:
+            ValueError: If it is not `"auto"` any more, or out of range.
+        """
+        if self._max_batch_size != "auto":
+            raise ValueError(
+                "The largest batch of a `PoissonDataset` cannot change, since a ledger may count "
+                f"steps with it. Received: max_batch_size={max_batch_size}, in place of "
+                f"{self._max_batch_size}"
+            )
+        self._max_batch_size = self._checked_largest(max_batch_size)
+        if self._undivided is not None and self._undivided.max_batch_size == "auto":
+            self._undivided.choose_max_batch_size(max_batch_size)
+
+    def shared(
+        self, share: ProcessShare, expected_batch_size: int | None = None
+    ) -> "PoissonDataset":
         """Return the data set as this process's share of one that several processes hold.
 
         Args:
             share: The place of these rows in the whole.
+            expected_batch_size: That of the whole; None stands for that of this data set.
 
         Raises:
-            ValueError: If only some rows are present.
+            ValueError: If only some rows are present, or `expected_batch_size` is out of range.
         """
+        size = self._expected_batch_size if expected_batch_size is None else expected_batch_size
         num_present = None if self._num_examples == self.num_rows else self._num_examples
         options = (self.seed, self._max_batch_size, self._present, num_present, share)
         whole = type(self).__new__(type(self))
-        whole._begin(self._rows, self._expected_batch_size, *options)
+        whole._begin(self._rows, size, *options)
         whole._undivided = self
         return whole
 
@@ -247,3 +358,22 @@ class PoissonDataset(PoissonDraws, keras.utils.PyDataset):
         if self._share is None and isinstance(self._rows, ArrayRows):
             return self._rows.parts
         return self.first_rows
+
+    def _checked_largest(self, max_batch_size: int | str | None) -> int | str | None:
+        """Return the argument `max_batch_size`, checked."""
+        if max_batch_size is None:
+            return None
+        if isinstance(max_batch_size, str):
+            return check_choice("max_batch_size", max_batch_size, ("auto",))
+        return check_integer("max_batch_size", max_batch_size, minimum=self._expected_batch_size)
+
+
+def _checked_present(present: Any, num_rows: int) -> np.ndarray:
+    """Return a copy of the bool array `present`, which has one entry for each row."""
+    given = np.array(present)
+    if given.dtype != np.bool_ or given.shape != (num_rows,):
+        raise ValueError(
+            f"Argument `present` must be a bool array with one entry for each of the {num_rows} "
+            f"rows. Received: dtype {given.dtype}, shape {given.shape}"
+        )
+    return given

@@ -1,15 +1,28 @@
-"""The rows of a data set: arrays in memory, or examples read from a source."""
+"""The rows of a data set: arrays in memory, or examples that a source reads by number."""
 
+import contextlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_adaclip.sampling.arrays import as_arrays, common_length
-from keras_adaclip.sampling.reader import PARTS, Parts, SourceReader
+from keras_adaclip.sampling.arrays import (
+    as_array,
+    as_arrays,
+    common_length,
+    holds_strings,
+    is_list_of_numbers,
+    padding,
+)
+
+Parts = dict[str, Any]
+PARTS = ("x", "y", "sample_weight")
+# Half the number of examples whose memory is compared before several threads read.
+_NUM_COMPARED = 4
 
 
 class ArrayRows:
@@ -30,22 +43,20 @@ class ArrayRows:
 
     def reading(self, numbers: np.ndarray, size: int) -> Callable[[], Parts]:
         """Return a function that returns the rows with these numbers, without padding."""
-        return lambda: {
-            name: keras.tree.map_structure(lambda array: array[numbers], part)
-            for name, part in self.parts.items()
-        }
+        return lambda: keras.tree.map_structure(lambda array: array[numbers], self.parts)
 
     def begin_run(self) -> None:
         """Prepare for training."""
 
 
 class SourceRows:
-    """Examples that are read when they are drawn.
+    """Examples that are read when they are drawn, and stacked.
 
     Args:
         source: An object with `len(source)` and `source[i]`.
-        function: Makes an example of what the source holds; None if it holds examples.
+        function: Makes an example of an entry of the source; None if the entries are examples.
         num_workers: The number of threads that read ahead; 0 reads a batch when it is needed.
+            Threads take turns where the user's code fills the same arrays in each call.
 
     Raises:
         TypeError: If the source cannot be read by number, or an example is not of numbers.
@@ -56,10 +67,12 @@ class SourceRows:
         self, source: Any, function: Callable[[Any], Any] | None, num_workers: int
     ) -> None:
         self.num_rows = _length_of(source)
-        self._reader = SourceReader(source, function, num_workers)
-        self._num_workers = num_workers
+        self._source, self._function, self._num_workers = source, function, num_workers
         self._workers: tuple[int, ThreadPoolExecutor] | None = None
         self.num_ahead = 2 * num_workers
+        self._first = as_row(self._example(0))
+        takes_turns = num_workers > 1 and self._fills_the_same_arrays()
+        self._turns: Any = threading.Lock() if takes_turns else contextlib.nullcontext()
 
     def begin_run(self) -> None:
         """Prepare for training.
@@ -71,7 +84,7 @@ class SourceRows:
             # What an earlier run has not used is not read any more.
             self._workers[1].shutdown(wait=False, cancel_futures=True)
             self._workers = None
-        found = _length_of(self._reader.source)
+        found = _length_of(self._source)
         if found != self.num_rows:
             raise ValueError(
                 "The source has changed its length, which sampling and accounting rely on. Make "
@@ -87,14 +100,77 @@ class SourceRows:
         """
         listed = np.asarray(numbers).tolist()
         if not self._num_workers:
-            return lambda: self._reader(listed, size)
+            return lambda: self._read(listed, size)
         if self._workers is None or self._workers[0] != os.getpid():
             # A forked process has no threads of its parent.
             self._workers = os.getpid(), ThreadPoolExecutor(self._num_workers)
-        return self._workers[1].submit(self._reader, listed, size).result
+        return self._workers[1].submit(self._read, listed, size).result
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_workers": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._source, self._function, self._num_workers)
+
+    def _read(self, numbers: Sequence[int], size: int) -> Parts:
+        """Return the examples with these numbers as structures of arrays `(size, ...)`."""
+        rows = empty_rows(self._first, size)
+        with self._turns:
+            entries = self._read_together(numbers)
+            for place, number in enumerate(numbers):
+                # Copied before the next is read: the user's code may fill the same arrays again.
+                copy_example(rows, place, self._example(number, place, entries), number)
+        return rows
+
+    def _read_together(self, numbers: Sequence[int]) -> Any:
+        """Return the entries in the order of the numbers, None if they are read one by one."""
+        # Looked up in the class: an object that wraps another source may number its entries anew.
+        many = getattr(type(self._source), "__getitems__", None)
+        is_array = type(self._source) in (np.ndarray, np.memmap)
+        if not numbers or not (many or is_array):
+            return None
+        with _named(f"One of the examples {list(numbers)}"):
+            if many is None:
+                return self._source[np.array(numbers)]
+            found = many(self._source, list(numbers))
+        if not isinstance(found, list) or len(found) != len(numbers):
+            raise TypeError(
+                "`source.__getitems__(numbers)` must return a list with one entry for each number, "
+                f"in their order. Received: {type(found).__name__} for {len(numbers)} numbers"
+            )
+        # Where the source fills the same arrays for each entry, all of the list are the last one.
+        return None if _share_memory(found) else found
+
+    def _example(self, number: int, place: int = 0, entries: Any = None) -> Parts:
+        """Return the parts of an example by name.
+
+        Args:
+            number: The number of the example.
+            place: Its place in `entries`.
+            entries: Entries of the source, if they have been read.
+        """
+        with _named(f"Example {number}"):
+            example = self._source[number] if entries is None else entries[place]
+            if self._function is not None:
+                example = self._function(example)
+        return parts_of(example, number)
+
+    def _fills_the_same_arrays(self) -> bool:
+        """Return whether some examples that are read one after another have the same memory."""
+        length = min(self.num_rows, 2 * _NUM_COMPARED)
+        numbers = np.linspace(0, self.num_rows - 1, length, dtype=int).tolist()
+        halves = map(self._read_together, (numbers[::2], numbers[1::2]))
+        together = [entry for entries in halves if entries is not None for entry in entries]
+        examples = list(map(self._example, numbers))
+        return _share_memory(together, surely=True) or _share_memory(examples, surely=True)
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Any:
+    """Name the examples that the user's code, which may raise anything, was reading."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(
+            f"{what} of the source could not be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _length_of(source: Any) -> int:
@@ -103,24 +179,151 @@ def _length_of(source: Any) -> int:
     # Arrays of zarr have a shape and no length.
     has_length = hasattr(kind, "__len__")
     shape: Any = () if has_length else getattr(source, "shape", ())
+    reason = ""
     if not (hasattr(kind, "__getitem__") and (has_length or shape)):
-        raise TypeError(
+        reason = (
             "A source needs `len(source)` and `source[i]`, so that a step can read the examples "
             "that were drawn. A generator or a `tf.data.Dataset` has no numbers: write its "
-            "examples to a file first, with `keras_adaclip.sampling.write_source(examples, path)`. "
-            f"Received: source of type {kind.__name__}"
+            "examples to a file first, with `keras_adaclip.sampling.write_source(examples, path)`."
         )
-    if isinstance(source, keras.utils.PyDataset):
-        raise TypeError(
+    elif isinstance(source, keras.utils.PyDataset):
+        reason = (
             "A source holds single examples, and a `PyDataset` holds batches. Give what it makes "
-            f"its batches of, or pass it to `fit`. Received: source of type {kind.__name__}"
+            "its batches of, or pass it to `fit`."
         )
-    if isinstance(source, (dict, str, bytes)):
-        raise TypeError(
-            "A source holds examples by their number, from 0 on. "
-            f"Received: source of type {kind.__name__}"
-        )
+    elif isinstance(source, (dict, str, bytes)):
+        reason = "A source holds examples by their number, from 0 on."
+    if reason:
+        raise TypeError(f"{reason} Received: source of type {kind.__name__}")
     num_examples = len(source) if has_length else int(shape[0])
     if num_examples == 0:
         raise ValueError("The source must hold at least one example. Received: 0 examples")
     return num_examples
+
+
+def parts_of(example: Any, number: int) -> Parts:
+    """Return the parts of an example by name.
+
+    Args:
+        example: `x`, `(x, y)` or `(x, y, sample_weight)`.
+        number: The number of the example.
+    """
+    given = example if isinstance(example, tuple) else (example,)
+    if not 1 <= len(given) <= len(PARTS):
+        raise ValueError(
+            "An example must be `x`, `(x, y)` or `(x, y, sample_weight)`; with `map=` a function "
+            f"makes one of anything else. Received: a tuple of {len(given)} for example {number}"
+        )
+    parts = {name: part for name, part in zip(PARTS, given, strict=False) if part is not None}
+    if "x" not in parts:
+        raise ValueError(
+            f"Example {number} of the source is None. Entries that are filtered out, as by "
+            "`filter` of a Grain data set, must be left out of the source, since every number up "
+            "to its length can be drawn."
+        )
+    return parts
+
+
+def as_row(part: Any) -> Any:
+    """Return the first example, or a part of it, as a structure of arrays with one row."""
+    if isinstance(part, dict):
+        return {key: as_row(value) for key, value in part.items()}
+    if isinstance(part, (list, tuple)) and not is_list_of_numbers(part):
+        return tuple(map(as_row, part))
+    row = _as_numpy(part)
+    if row.dtype.kind not in "biufSUTO" or (row.dtype.kind == "O" and not holds_strings(row)):
+        raise TypeError(
+            f"The first example holds an object of type {type(part).__name__}, not of numbers. "
+            "A function `map=` of the entry can turn it into numbers."
+        )
+    return as_array(row[None])
+
+
+def empty_rows(first: Any, size: int) -> Any:
+    """Return a structure of arrays of padding with so many rows like the first one's."""
+    return keras.tree.map_structure(
+        lambda array: padding((size, *array.shape[1:]), array.dtype), first
+    )
+
+
+def copy_example(rows: Any, place: int, value: Any, number: int, where: str = "") -> None:
+    """Copy an example, or a part of it, into a row of a structure of arrays.
+
+    Args:
+        rows: Arrays of shape `(size, ...)`, structured like the first example.
+        place: The row.
+        value: The example, or a part of it.
+        number: The number of the example, for messages.
+        where: The place of the part in the example, for messages.
+
+    Raises:
+        ValueError: If the example has another form than the first.
+    """
+    if isinstance(rows, np.ndarray):
+        row = value if type(value) is np.ndarray else _as_numpy(value)
+        if row.shape != rows.shape[1:] or not _fits(row.dtype, rows.dtype):
+            raise ValueError(
+                f"Example {number} of the source has the shape {row.shape} and dtype {row.dtype} "
+                f"in `{where}`, and the first example has {rows.shape[1:]} and {rows.dtype}. All "
+                "must have the shape of the first, and a dtype that its dtype can hold; a function "
+                "`map=` of the entry can pad, crop or convert."
+            )
+        rows[place] = row[()]
+        return
+    if not isinstance(value, (list, tuple, dict)) or _keys(value) != _keys(rows):
+        raise ValueError(
+            f"Example {number} of the source has another structure or other parts than the first "
+            f"one{where and f' in `{where}`'}. All examples must have the same."
+        )
+    for key in _keys(rows):
+        copy_example(rows[key], place, value[key], number, f"{where}[{key!r}]" if where else key)
+
+
+def _keys(structure: Any) -> Any:
+    """Return the keys of a dict, or the places of a list or tuple."""
+    return structure.keys() if isinstance(structure, dict) else range(len(structure))
+
+
+def _share_memory(entries: list[Any], surely: bool = False) -> bool:
+    """Return whether two of the entries hold the same memory.
+
+    Args:
+        entries: The entries.
+        surely: Whether objects of unknown kinds count as apart; otherwise they may share memory.
+    """
+    memory = [address for entry in entries for address in _memory_of(entry)]
+    memory = [address for address in memory if address or not surely]
+    return len(set(memory)) < len(memory)
+
+
+def _memory_of(entry: Any) -> set[int]:
+    """Return the addresses of the arrays, tensors, lists and dicts of an entry.
+
+    0 stands for an object of another kind, such as an image, of which this cannot be told.
+    """
+    if isinstance(entry, np.ndarray):
+        return {entry.__array_interface__["data"][0]}
+    if isinstance(entry, tuple):
+        return set().union(*map(_memory_of, entry))
+    if isinstance(entry, (dict, list)):
+        parts = entry.values() if isinstance(entry, dict) else entry
+        return {id(entry)}.union(*map(_memory_of, parts))
+    if entry is None or isinstance(entry, (bool, int, float, str, bytes, np.generic)):
+        return set()
+    return {entry.data_ptr() if hasattr(entry, "data_ptr") else 0}
+
+
+def _fits(found: np.dtype, dtype: np.dtype) -> bool:
+    """Return whether numbers are stored without loss, but for integers and `float64` as floats."""
+    if found == dtype:
+        return True
+    if dtype.kind == "O":
+        return found.kind in "SUTO"
+    is_float = dtype == np.dtype(keras.config.floatx())
+    wide = found == np.float64 or found.kind in "biu"
+    return (wide and is_float) or np.can_cast(found, dtype, "safe")
+
+
+def _as_numpy(value: Any) -> np.ndarray:
+    """Return a number, an array, a tensor or an image as an array."""
+    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)

@@ -15,10 +15,10 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip import callbacks as own_callbacks
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Augmentation, Batch
+from keras_adaclip.gradients import Batch
 from keras_adaclip.optimizers import NO_LEGACY_FILE, AccountedOptimizer, DPOptimizer
 from keras_adaclip.sampling import from_frames, padding
-from keras_adaclip.training import run_callbacks, weight_digests
+from keras_adaclip.training import run_callbacks, weights
 from keras_adaclip.training.processes import refuse_disagreement
 from keras_adaclip.training.saved_state import SavedState
 from keras_adaclip.training.step_parts import keeping_metrics_only
@@ -110,26 +110,19 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         """Predict as Keras does, also from frames, and on TensorFlow from any arrays of strings."""
         return super().predict(for_keras(x), *args, **kwargs)
 
-    def summary(
-        self,
-        line_length: int | None = None,
-        positions: Sequence[float] | None = None,
-        print_fn: Callable[[str], Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def summary(self, *args: Any, print_fn: Callable[[str], Any] | None = None, **kw: Any) -> None:
         """Print Keras's table of layers, and below it a line on privacy.
 
         The line has the steps that ran, with sampling and noise multiplier (z), and the optimizer.
         It has no epsilon, which depends on delta and may take seconds: see `privacy_spent`.
 
         Args:
-            line_length: As in Keras.
-            positions: As in Keras.
+            *args: `line_length` and `positions`, as in Keras.
             print_fn: A function that is called with the table, then with the line on privacy; None
                 prints them.
-            **kwargs: Keras's other arguments.
+            **kw: Keras's other arguments.
         """
-        super().summary(line_length, positions, print_fn, **kwargs)
+        super().summary(*args, print_fn=print_fn, **kw)
         if print_fn is None:
             # As Keras does with the table.
             is_shown = keras.config.is_interactive_logging_enabled()
@@ -195,9 +188,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             data.poisson.begin_run(self.privacy_ledger.steps)
             self.optimizer.remember_seeds(data.poisson.seed)
 
-    def _begin_steps(
-        self, data: TrainingData, budgets: Sequence[own_callbacks.PrivacyCallback], num_epochs: int
-    ) -> None:
+    def _begin_steps(self, data: TrainingData, budgets: Sequence[Any], num_epochs: int) -> None:
         """Open the ledger when the first epoch begins, and plan the steps that are left.
 
         Args:
@@ -222,7 +213,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             take_digests: Whether digests of the weights are taken at the end.
         """
         self._include_spending_on_shared_weights()
-        weight_digests.mark_changed(self.weights)
+        weights.mark_changed(self.weights)
         try:
             self._open_ledger(data)
             refuse_disagreement(self, data)
@@ -231,19 +222,13 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
                 with backend.keep_variables(variables), keras_private.built_already(self):
                     yield
             finally:
-                weight_digests.remember(self.weights, take_digests)
+                weights.remember(self.weights, take_digests)
         finally:
             self.optimizer.end_run()
 
     @contextmanager
     def _run_of_fit(
-        self,
-        callbacks: Any,
-        data: TrainingData,
-        is_pass: bool,
-        num_epochs: int,
-        verbose: Any,
-        augmentation: Augmentation | None = None,
+        self, callbacks: Any, data: TrainingData, is_pass: bool, num_epochs: int, verbose: Any
     ) -> Iterator[list[keras.callbacks.Callback]]:
         """Surround Keras's `fit` of a prepared model by the run of its steps.
 
@@ -253,7 +238,6 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             is_pass: Whether each epoch begins a new pass over the data.
             num_epochs: The number of epochs.
             verbose: As for Keras's `fit`.
-            augmentation: How the examples are augmented.
 
         Yields:
             The callbacks in the order in which Keras calls them. Those of this package come first,
@@ -268,19 +252,11 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         budgets = [c for c in ours if isinstance(c, own_callbacks.PrivacyCallback)]
         # A guard of a search knows the delta of its plan.
         plans = [c for c in given if getattr(c, "effective_delta", None) is not None]
-        first = run_callbacks.RunOfSteps(
-            data,
-            num_epochs,
-            is_pass,
-            [*budgets, *plans],
-            lambda num_epochs: self._begin_steps(data, budgets, num_epochs),
-            lambda: refuse_disagreement(self, data),
-        )
-        last = run_callbacks.StepCheck([budget.count_again for budget in budgets])
+        first = run_callbacks.RunOfSteps(data, num_epochs, is_pass, budgets, [*budgets, *plans])
+        last = run_callbacks.StepCheck(budgets)
         if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
             given.append(run_callbacks.BarOfStepsThatRan())
         try:
-            self._set_in_steps("augmentation", augmentation)
             self._record_diagnostics(self._wants_diagnostics(ours))
             with self._run_of_steps(data):
                 for callback in ours:
@@ -290,7 +266,6 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
                 others = [c for c in given if not isinstance(c, _OURS)]
                 yield [first, *ours, *others, last]
         finally:
-            self._set_in_steps("augmentation", None)
             self._record_diagnostics(False)
 
     @staticmethod

@@ -14,7 +14,7 @@ import numpy as np
 from keras_adaclip.accounting import PrivacySpent
 from keras_adaclip.activations import TemperedSigmoid
 from keras_adaclip.backend import keras_private
-from keras_adaclip.training import weight_digests
+from keras_adaclip.training import weights
 from keras_adaclip.training.spending import PrivacySpending
 
 _OWN = "keras_adaclip>"
@@ -75,9 +75,10 @@ class PlainCopy(PrivacySpending):
             PrivacySpent.from_ledger(self.privacy_ledger, delta)
         keras_private.write_back_variables(self)
         plain = _plain_copy(self)
-        self._hand_on_ledger(plain)
+        copies = [*plain.variables, *keras_private.flatten_layers(plain)]
+        weights.put_on_account(copies, weights.LoadedAccount(self.privacy_ledger))
         in_run = self._account().is_in_a_run
-        weight_digests.from_array(plain.weights, weight_digests.to_array(self.weights, in_run))
+        weights.from_array(plain.weights, weights.to_array(self.weights, in_run))
         if filepath is not None:
             plain.save(filepath)
             report = self.privacy_report(delta, model_file=filepath)  # type: ignore[arg-type]

@@ -145,66 +145,44 @@ def refuse_disagreement(model: keras.Model, data: "TrainingData") -> None:
         )
 
 
-def host_share(
-    x: Any, y: Any, sample_weight: Any, expected_batch_size: int, seed: int | None
-) -> PoissonDataset:
-    """Return this process's share of the data; all processes call this together.
-
-    Args:
-        x: This process's inputs.
-        y: This process's targets, or None.
-        sample_weight: This process's weights, or None.
-        expected_batch_size: Expected number of rows in a draw of all processes.
-        seed: Seed of the draws, or None.
-
-    Raises:
-        TypeError: If the rows hold strings.
-        ValueError: If two processes hold the same rows, or rows of different kinds, or
-            `expected_batch_size` is out of range.
-    """
-    share = _share_of_rows(PoissonDataset(x, y, sample_weight, expected_batch_size=1))
-    return PoissonDataset(
-        x, y, sample_weight, expected_batch_size=expected_batch_size, seed=seed, share=share
-    )
-
-
-def as_share(dataset: PoissonDataset) -> PoissonDataset:
+def as_share(dataset: PoissonDataset, expected_batch_size: int | None = None) -> PoissonDataset:
     """Return a data set as this process's share of the rows of all; all call this together.
 
     Args:
         dataset: The rows of this process. With one process, it is returned as it is.
+        expected_batch_size: Expected number of rows in a draw of all processes; None for that of
+            the data set.
 
     Raises:
         TypeError: If the rows hold strings.
         ValueError: If two processes hold the same rows, or rows of different kinds, or other
-            arguments than another process.
+            arguments than another process; or if `expected_batch_size` is out of range.
     """
     if backend.num_processes() == 1 or dataset.num_shares > 1:
         return dataset
-    names = ("expected_batch_size", "seed", "max_batch_size")
-    settings = {name: getattr(dataset, name) for name in names}
+    settings = {
+        "expected_batch_size": expected_batch_size or dataset.expected_batch_size,
+        "seed": dataset.seed,
+        "max_batch_size": dataset.max_batch_size,
+    }
     if num_different(repr(settings).encode()) > 1:
         raise ValueError(
             "The processes have different `PoissonDataset`s. Give all the same "
-            f"{', '.join(names)}. Received here: {settings}"
+            f"{', '.join(settings)}. Received here: {settings}"
         )
-    return dataset.shared(_share_of_rows(dataset))
-
-
-def _share_of_rows(rows: PoissonDataset) -> ProcessShare:
-    """Return this process's share of the rows of all, which it compares with its own."""
-    share = share_of_this_process(rows.num_rows, rows.first_rows)
-    places = np.unique(np.linspace(0, rows.num_rows - 1, _ROWS_TO_COMPARE).astype(np.int64))
-    compared = keras.tree.flatten(rows.take(places))
+    num_rows = dataset.num_rows
+    share = share_of_this_process(num_rows, dataset.first_rows)
+    places = np.unique(np.linspace(0, num_rows - 1, _ROWS_TO_COMPARE).astype(np.int64))
+    compared = keras.tree.flatten(dataset.take(places))
     own = b"".join(np.ascontiguousarray(array).tobytes() for array in compared)
-    if num_different(own + str(rows.num_rows).encode()) < backend.num_processes():
+    if num_different(own + str(num_rows).encode()) < backend.num_processes():
         raise ValueError(
             "Two processes were given the same rows, so that an example would contribute twice to "
             "a step. Give each process its own share, for example "
             "`x[process_number::num_processes]`. Received in this process: "
-            f"{rows.num_rows:,} rows, as in another one"
+            f"{num_rows:,} rows, as in another one"
         )
-    return share
+    return dataset.shared(share, expected_batch_size)
 
 
 def share_of_this_process(num_units: int, first: dict[str, Any]) -> ProcessShare:

@@ -3,13 +3,14 @@
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 
 from keras_adaclip import accounting
 from keras_adaclip.accounting import LedgerRow, Sampling, Unit, rounded_up
+from keras_adaclip.training.processes import refuse_disagreement
 
 _MOST_STEPS = 10_000_000
 
@@ -31,9 +32,8 @@ class RunOfSteps(keras.callbacks.Callback):
         data: The training data.
         num_epochs: Number of epochs of the run.
         is_pass: Whether each epoch begins a new pass over the data.
-        budgets: The callbacks that can end the run at a target; the plan is about the first one.
-        open_ledger: Prepares optimizer and ledger for the number of epochs that are left.
-        check: Raises before an epoch if training must stop.
+        budgets: The callbacks that limit the number of steps.
+        plans: The callbacks that can end the run at a target; the printed plan is about the first.
     """
 
     def __init__(
@@ -42,13 +42,12 @@ class RunOfSteps(keras.callbacks.Callback):
         num_epochs: int,
         is_pass: bool,
         budgets: Sequence[Any],
-        open_ledger: Callable[[int], None],
-        check: Callable[[], None],
+        plans: Sequence[Any],
     ) -> None:
         super().__init__()
         self._data, self._num_epochs, self._is_pass = data, num_epochs, is_pass
-        self._budgets, self._budget = budgets, next(iter(budgets), None)
-        self._open_ledger, self._check, self._is_open = open_ledger, check, False
+        self._budgets, self._plans = budgets, plans
+        self._budget, self._is_open = next(iter(plans), None), False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Print the plan of the run."""
@@ -60,9 +59,9 @@ class RunOfSteps(keras.callbacks.Callback):
         self._rows = optimizer.planned_rows(num_epochs, self._is_pass)
         if self.params["verbose"] and self._rows:
             print(f"Private training: {self._mechanism()}. {self._cost()}.")
-            if data.num_not_finite:
+            if num_wrong := data.num_not_finite():
                 print(
-                    f"{data.num_not_finite:,} of {data.num_examples:,} examples hold NaN or "
+                    f"{num_wrong:,} of {data.num_examples:,} examples hold NaN or "
                     "infinity. They contribute nothing, whatever the loss looks like. Fill the "
                     "gaps or leave these rows out. (This count is not private.)"
                 )
@@ -73,8 +72,8 @@ class RunOfSteps(keras.callbacks.Callback):
             self.model.optimizer.begin_epoch(is_pass=self._is_pass)
         else:
             self._is_open = True
-            self._open_ledger(self.params["epochs"] - epoch)
-        self._check()
+            self.model._begin_steps(self._data, self._budgets, self.params["epochs"] - epoch)
+        refuse_disagreement(self.model, self._data)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Let the host see the steps, before a callback sets the variables back."""
@@ -83,7 +82,7 @@ class RunOfSteps(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Print why the run ended early, and put it into `History.ended_early`."""
         steps = self.model.optimizer.ledger.steps - sum(row.steps for row in self._before)
-        budget, ending = next((each for each in self._budgets if each.has_stopped), None), None
+        budget, ending = next((each for each in self._plans if each.has_stopped), None), None
         if budget is not None and not 0 < self._num_steps <= steps:
             self._budget = budget
             ending = self._ending(steps, budget)
@@ -216,20 +215,20 @@ class StepCheck(keras.callbacks.Callback):
     """Checks before each execution of steps, after all other callbacks, that training may continue.
 
     Args:
-        checks: Functions that raise if training must stop.
+        budgets: The callbacks that raise if training must stop.
     """
 
-    def __init__(self, checks: Sequence[Callable[[], None]]) -> None:
+    def __init__(self, budgets: Sequence[Any]) -> None:
         super().__init__()
-        self._checks, self._process = checks, os.getpid()
+        self._budgets, self._process = budgets, os.getpid()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Run the checks; give a forked process its own identity and keys."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self.model.optimizer.renew_after_fork()
-        for check in self._checks:
-            check()
+        for budget in self._budgets:
+            budget.count_again()
 
 
 class BarOfStepsThatRan(keras.callbacks.ProgbarLogger):

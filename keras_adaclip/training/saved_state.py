@@ -6,6 +6,7 @@ pickles and copies, checkpoints of callbacks, state trees.
 
 import functools
 import re
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,14 +20,15 @@ from keras_adaclip.accounting import (
     NO_TUNING,
     Ledger,
     facts_from_array,
+    facts_to_array,
 )
 from keras_adaclip.backend import keras_private
 from keras_adaclip.optimizers import NO_LEGACY_FILE, refuse_legacy_file
-from keras_adaclip.training import weight_digests
+from keras_adaclip.training import weights
 from keras_adaclip.training.plain_copy import PlainCopy
-from keras_adaclip.training.saved_ledger import SavedLedger
 
 _STATE_KEYS = (LEDGER_KEY, DIGESTS_KEY)
+_SAVED_KEYS = (*_STATE_KEYS, FACTS_KEY)
 # Checkpoints of state trees are restored to arrays of the same shape.
 _ROWS_IN_TREES = 512
 _NAMES_OF_EARLIER_VERSIONS = ("privacy_ledger_", "ledger_current_row")
@@ -46,6 +48,37 @@ def _without_number(path: str) -> str:
     """Return the path of an optimizer's variable without the optimizer's number."""
     optimizer, *rest = path.split("/")
     return "/".join([re.sub(r"_\d+$", "", optimizer), *rest])
+
+
+class SavedLedger(keras_private.KerasSaveable):
+    """The ledger of a model, as a part that Keras saves in a group of its own.
+
+    Keras finds the part among the attributes of the model. A plain Keras model has no such
+    attribute and passes over the group, so that it loads the weights of a private model.
+
+    The part refers to the model weakly: Keras follows the attributes of a part too, and would come
+    back to the model.
+
+    Args:
+        model: The private model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+
+    def _obj_type(self) -> str:
+        """Return the kind of parts whose attributes Keras passes over."""
+        return "Operation"
+
+    def save_own_variables(self, store: Any) -> None:
+        """Write the ledger into the file, and the facts for reports by those who have it alone."""
+        model: Any = self._model()
+        for key, value in model._privacy_state().items():
+            store[key] = value
+        store[FACTS_KEY] = facts_to_array(model._facts())
+
+    def load_own_variables(self, store: Any) -> None:
+        """Do nothing: the model has read the ledger, before any weight."""
 
 
 class SavedState(PlainCopy):
@@ -159,34 +192,15 @@ class SavedState(PlainCopy):
             filepath: As for Keras.
             skip_mismatch: As for Keras.
             **kwargs: As for Keras.
-
-        Raises:
-            RuntimeError: If the privacy spent on the present weights, some of which would stay, is
-                not known.
         """
-        loading = self._private_state.loading
-        was_interrupted = loading.is_done is False
         if not (skip_mismatch or kwargs):
-            loading.is_done = None
-            try:
-                result = super().load_weights(filepath)
-            except BaseException as error:
-                if was_interrupted:
-                    loading.is_done = False  # Some weights may still be those of that time.
-                if loading.lost is not None:  # Keras's error may name other parts alone.
-                    error.add_note(loading.lost)
-                raise
-            self._remember_loading(is_whole=True)
-            return result
-        # Weights of an unknown ledger could be among those that stay.
-        self._refuse_lost_ledger()
-        loading.is_done = None
-        with weight_digests.loading_some(self.weights):
+            return super().load_weights(filepath)
+        with weights.loading_some(self.weights):
             return super().load_weights(filepath, skip_mismatch, **kwargs)
 
     @property
     def ledger_in_files(self) -> SavedLedger:
-        """The ledger as Keras saves and loads it: always the same object, to be visited once.
+        """The ledger as Keras saves it: always the same object, to be visited once.
 
         Keras skips attributes that raise.
         """
@@ -211,44 +225,44 @@ class SavedState(PlainCopy):
         self._build_optimizer()
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the model's own weights; the ledger of this process is never lowered.
+        """Load the ledger, then the model's own weights; the ledger is never lowered.
 
-        The ledger comes last, with `ledger_in_files`: it counts as lost until then.
+        Keras loads those of the layers behind them. If the ledger cannot be read, Keras may go on:
+        the weights are then those of an unknown ledger, for good.
 
         Raises:
-            ValueError: If the file is of version 0.1 or 0.2, whose ledger stood among the weights.
+            ValueError: If there is a ledger that cannot be read.
         """
-        # First of all: if the weights do not fit, Keras may go on with those of the layers.
-        self._remember_loading(is_whole=False)
-        loading = self._private_state.loading
-        if loading.is_done is None:
-            loading.is_done = False
         try:
-            _refuse_earlier_versions(store.keys())
-        except ValueError as error:
-            loading.lost = str(error)
+            self._load_saved_ledger(store)
+        except Exception as error:  # Keras goes on after any.
+            self._lose_ledger(str(error))
             raise
         super().load_own_variables(store)
         self._build_optimizer()
 
     def _load_saved_ledger(self, store: Any) -> None:
-        """Include the ledger in a part of a file, if any; if it cannot be read, it is lost."""
-        self._remember_loading(is_whole=False)
-        try:
-            _refuse_earlier_versions(store.keys())
-            present = [key for key in (*_STATE_KEYS, FACTS_KEY) if key in list(store.keys())]
-            state = {key: np.asarray(store[key]) for key in present}
-            self._load_privacy_state(state)
-            facts = state.get(FACTS_KEY)
-            tuning = NO_TUNING if facts is None else facts_from_array(facts)["tuning"]
-            if self.tuning == NO_TUNING:
-                self.tuning = tuning
-            # A tuner that loads a trial has counted more trials since than the file tells.
-            elif tuning != NO_TUNING and tuning.partition(";")[0] not in self.tuning:
-                self.tuning += f"; {tuning}"
-        except Exception as error:
-            self._private_state.loading.lost = str(error)
-            raise
+        """Include the ledger in a file, if there is any.
+
+        Args:
+            store: The file, at the place of this model.
+        """
+        if isinstance(store, Mapping):
+            raise ValueError("it can be read from HDF5 files (`.keras`, `.weights.h5`) alone")
+        _refuse_earlier_versions(store.keys())
+        place = keras_private.place_of(store)
+        part = store.get(f"{place}/ledger_in_files" if place else "ledger_in_files")
+        _refuse_earlier_versions(part.keys())
+        state = {key: np.asarray(part[key]) for key in _SAVED_KEYS if key in part}
+        store.get(place)
+        facts = state.pop(FACTS_KEY, None)
+        tuning = NO_TUNING if facts is None else facts_from_array(facts)["tuning"]
+        self._load_privacy_state(state)
+        if self.tuning == NO_TUNING:
+            self.tuning = tuning
+        # A tuner that loads a trial has counted more trials since than the file tells.
+        elif tuning != NO_TUNING and tuning.partition(";")[0] not in self.tuning:
+            self.tuning += f"; {tuning}"
 
     def _build_optimizer(self) -> None:
         """Make the optimizer's variables, which Keras saves and loads after the model's own."""
@@ -262,7 +276,7 @@ class SavedState(PlainCopy):
         if self.pledged_ledger is not None:
             ledger = ledger.raised_to(self.pledged_ledger)
         in_run = self._account().is_in_a_run
-        digests = weight_digests.to_array(self.weights, in_run)
+        digests = weights.to_array(self.weights, in_run)
         return {LEDGER_KEY: ledger.to_array(), DIGESTS_KEY: digests}
 
     def _load_privacy_state(self, state: Mapping[str, Any], has_weights: bool = True) -> None:
@@ -284,4 +298,4 @@ class SavedState(PlainCopy):
             )
         self._include_loaded(Ledger.from_array(arrays[LEDGER_KEY]))
         if has_weights:
-            weight_digests.from_array(self.weights, arrays.get(DIGESTS_KEY))
+            weights.from_array(self.weights, arrays.get(DIGESTS_KEY))

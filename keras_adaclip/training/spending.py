@@ -2,8 +2,7 @@
 
 A mixin without a Keras base. The ledger is among the variables of the model's optimizer. A model
 without one, as `load_model(compile=False)` makes it, carries the ledger on its own. Each weight
-remembers who holds the ledger of what it has learned: another model that is built on the same
-weights takes that ledger over.
+remembers who holds the ledger of what it has learned: see `weights`.
 """
 
 import dataclasses
@@ -26,85 +25,14 @@ from keras_adaclip.accounting import (
 from keras_adaclip.backend import keras_private
 from keras_adaclip.examination import Findings
 from keras_adaclip.gradients import Augmentation, GradientPlan
-from keras_adaclip.optimizers import AccountedOptimizer
-from keras_adaclip.training.weight_digests import digests_in_words, weights_are_unchanged
+from keras_adaclip.training import weights
+from keras_adaclip.training.weights import LoadedAccount
 
 if TYPE_CHECKING:
     from keras import Model as _MixedIn
 else:
     _MixedIn = object  # Its subclasses are mixed into a Keras model.
-_ACCOUNT, _STATE = "_keras_adaclip_account", "_keras_adaclip_state"
-_LOADING = "_keras_adaclip_loading"
-
-
-class LoadedAccount:
-    """The ledger of weights that were loaded without an optimizer, empty at first.
-
-    Attributes:
-        ledger: The ledger.
-        used_seeds: Empty, since the seeds of a file belong to another process.
-        is_in_a_run: False: no training is under way.
-    """
-
-    used_seeds: frozenset[int] = frozenset()
-    is_in_a_run = False
-
-    def __init__(self) -> None:
-        self.ledger = Ledger()
-
-    def include_ledger(self, ledger: Ledger) -> None:
-        """Raise the ledger to cover another one."""
-        AccountedOptimizer.num_inclusions += 1
-        self.ledger = self.ledger.merge(ledger)
-
-
-class Holder:
-    """A link from a weight or a layer to the holder of its ledger.
-
-    An optimizer itself would be saved and loaded with the layer. Copies of a weight lead to the
-    same holder, and pickled ones to the ledger as it was.
-
-    Args:
-        account: An optimizer, or a `LoadedAccount`.
-    """
-
-    def __init__(self, account: Any) -> None:
-        self._account = account
-
-    def __call__(self) -> Any:
-        """Return the account."""
-        return self._account
-
-    def __deepcopy__(self, memo: Any) -> "Holder":
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        account = LoadedAccount()
-        account.ledger = self._account.ledger
-        return Holder, (account,)
-
-
-class Loading:
-    """Whether the ledger of weights from a file is known; the weights refer to it too.
-
-    Attributes:
-        lost: Why the ledger could not be read; None if it could, or was not tried.
-        is_done: Whether Keras has visited the ledger since it began to load weights; None if it
-            did not begin.
-    """
-
-    lost: str | None = None
-    is_done: bool | None = None
-
-    @property
-    def lost_ledger(self) -> str | None:
-        """Why the ledger is unknown; None if it is known."""
-        if self.lost is None and self.is_done is False:
-            return "loading ended before it was read"
-        return self.lost
-
-    def __deepcopy__(self, memo: Any) -> "Loading":
-        return self
+_STATE = "_keras_adaclip_state"
 
 
 @dataclasses.dataclass(eq=False)
@@ -116,12 +44,11 @@ class PrivateState:
         planned_for: What the plan was made for, for examples of one shape and of any length.
         examined: What was found of the model at the shapes of its steps as they are compiled.
         chunk_size: Number of examples that are processed at a time; None takes them all.
-        augmentation: How the running `fit` augments its examples, if it does.
+        augmentation: How the latest `fit` augmented its examples, if it did.
         diagnostics: Metrics of raw norms and true clip fractions, while `fit` records them.
         assigned_by_forward: The variables that a forward pass assigns, whatever the rows are.
         row_of_zeros: Inputs of one example, to compute the values of these variables.
         loaded_account: The ledger of a model without an optimizer.
-        loading: Whether the ledger of loaded weights is known.
         contributes: Whether steps return the clipped sum of clients instead of applying it.
         saved_ledger: The part of the model that Keras saves and loads as its ledger.
     """
@@ -135,7 +62,6 @@ class PrivateState:
     assigned_by_forward: Sequence[keras.Variable] = ()
     row_of_zeros: Any = None
     loaded_account: LoadedAccount = dataclasses.field(default_factory=LoadedAccount)
-    loading: Loading = dataclasses.field(default_factory=Loading)
     contributes: bool = False
     saved_ledger: Any = None
 
@@ -210,35 +136,24 @@ class PrivacySpending(_MixedIn):
 
     def _lost_ledger(self) -> str | None:
         """Return why the ledger of this model's weights is unknown; None if it is known."""
-        own = self._private_state.loading
-        loadings = [own, *(getattr(part, _LOADING, own) for part in self._parts())]
-        return next((each.lost_ledger for each in loadings if each.lost_ledger), None)
+        return next((each.lost for each in self._other_accounts() if each.lost), None)
 
-    def _remember_loading(self, is_whole: bool) -> None:
-        """Let the weights refer to the loading of this model's ledger.
-
-        Args:
-            is_whole: Whether all weights were loaded. Otherwise those of an unknown ledger stay so.
-        """
-        own = self._private_state.loading
-        for part in self._parts():
-            if is_whole or getattr(part, _LOADING, own).lost_ledger is None:
-                keras_private.set_attribute(part, _LOADING, own)
+    def _lose_ledger(self, reason: str) -> None:
+        """Let the weights remember for good that their ledger is not known, and why."""
+        self._include_loaded(Ledger())
+        weights.put_on_account(self._parts(), LoadedAccount(lost=reason))
 
     def _parts(self) -> list[Any]:
         """Return what remembers the ledger of its values.
 
-        Frozen weights count too, since they have learned from private data. Layers remember it for
-        weights that replace trained ones, as those of `quantize` do.
+        Frozen weights count too, since they have learned from private data.
         """
         return [*self.variables, *keras_private.flatten_layers(self)]
 
     def _other_accounts(self) -> list[Any]:
         """Return the other holders of ledgers of this model's weights, each once."""
         own = self._account()
-        holders = (getattr(part, _ACCOUNT, lambda: None)() for part in self._parts())
-        others = {id(each): each for each in holders if each is not None and each is not own}
-        return list(others.values())
+        return [each for each in weights.accounts_of(self._parts()) if each is not own]
 
     def privacy_spent(self, delta: float, accountant: str = "pld") -> PrivacySpent:
         """Return the privacy that training has spent so far.
@@ -293,13 +208,12 @@ class PrivacySpending(_MixedIn):
         Raises:
             OSError: If `model_file` cannot be read.
         """
-        weights = digests_in_words(self.weights, self._weights_unchanged())
         return PrivacyReport.from_ledger(
             self.privacy_ledger,
             delta,
             group_sizes=group_sizes,
             selection=selection,
-            weights=weights,
+            weights=weights.digests_in_words(self.weights, self._weights_unchanged()),
             data_description=data_description,
             model_file=model_file,
             **self._facts(),
@@ -337,7 +251,7 @@ class PrivacySpending(_MixedIn):
 
     def _weights_unchanged(self) -> bool | None:
         """Return whether the weights are those that private training left; None if unknown."""
-        return weights_are_unchanged(self.weights, self._account().is_in_a_run)
+        return weights.weights_are_unchanged(self.weights, self._account().is_in_a_run)
 
     def _include_spending_on_shared_weights(self) -> None:
         """Include what other private models have spent on weights that this one shares.
@@ -366,16 +280,7 @@ class PrivacySpending(_MixedIn):
             for layer in keras_private.flatten_layers(self)
             if any(id(variable) in numbers for variable in keras_private.own_variables(layer))
         ]
-        holder = Holder(self._account())
-        for part in (*variables, *layers):
-            keras_private.set_attribute(part, _ACCOUNT, holder)
-
-    def _hand_on_ledger(self, copy: keras.Model) -> None:
-        """Link a copy of this model to the ledger as it is now."""
-        account = LoadedAccount()
-        account.ledger = self.privacy_ledger
-        for part in (*copy.variables, *keras_private.flatten_layers(copy)):
-            keras_private.set_attribute(part, _ACCOUNT, Holder(account))
+        weights.put_on_account([*variables, *layers], self._account())
 
     def _include_loaded(self, ledger: Ledger) -> None:
         """Include the ledger of weights that were loaded, and of those that they replaced."""

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ from keras_adaclip.sampling import (
     from_frames,
     num_rows_not_finite,
 )
-from keras_adaclip.training.processes import as_share, host_share
+from keras_adaclip.training.processes import as_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,7 @@ class TrainingData(RunSettings):
 
     Args:
         rows: A few examples, to build the model.
-        known: Inputs and targets whose columns may be read, for the ranges of made-up rows.
-        num_not_finite: Number of examples with NaN or infinity, 0 if they were not looked at.
+        known: Examples whose columns may be read, for the ranges of made-up rows.
         fit_arguments: Arguments of Keras's `fit` that come from the data.
         poisson: The Poisson-sampled data set of examples, or the rounds of a federated model;
             None for other data.
@@ -49,7 +48,6 @@ class TrainingData(RunSettings):
 
     rows: Batch
     known: Batch | None = None
-    num_not_finite: int = 0
     fit_arguments: dict[str, Any] = field(default_factory=dict)
     poisson: Any = None
     class_weight: dict[int, float] | None = None
@@ -59,6 +57,13 @@ class TrainingData(RunSettings):
         """The facts of the run alone, without the data."""
         names = [each.name for each in dataclasses.fields(RunSettings)]
         return RunSettings(**{name: getattr(self, name) for name in names})
+
+    def num_not_finite(self) -> int:
+        """Return the number of examples with NaN or infinity, 0 if not all of them are known."""
+        known = self.known
+        if known is None or len(keras.tree.flatten(known.x)[0]) != self.num_examples:
+            return 0
+        return num_rows_not_finite((known.x, known.y, known.sample_weight))
 
     def epoch_ends_executions(self, model: keras.Model) -> bool:
         """Return whether the last execution of an epoch stops at the epoch's end.
@@ -94,149 +99,162 @@ class TrainingData(RunSettings):
         return {**self.fit_arguments, **arguments}
 
 
-def from_arrays(
-    x: Any,
-    y: Any,
-    sample_weight: Any,
-    *,
-    class_weight: dict[int, float] | None,
-    batch_size: int | None,
-    sampling: str,
-    steps_per_epoch: int | None,
-    shuffle: Any,
-    seed: int | None,
-    default_batch_size: Callable[[int], int],
-) -> TrainingData:
-    """Return training data from arrays; the arguments are those of `PrivateModel.fit`.
-
-    `default_batch_size` returns the batch size for a number of examples, if none is given.
-
-    Raises:
-        ValueError: If an argument is out of range, or numbers of rows differ.
-    """
-    check_choice("sampling", sampling, ("poisson", "shuffle"))
-    num_examples, rows = rows_of(x, y, sample_weight)
-    num_not_finite = num_rows_not_finite((x, y, sample_weight))
-    batch_size = default_batch_size(num_examples) if batch_size is None else batch_size
-    is_shared = backend.num_processes() > 1 and sampling == "poisson"
-    if not is_shared:
-        batch_size = check_batch_size(batch_size, num_examples)
-    if sampling == "shuffle":
-        return TrainingData(
-            sampling=Sampling.SHUFFLE,
-            expected_batch_size=batch_size,
-            num_examples=num_examples,
-            steps_per_epoch=steps_per_epoch or math.ceil(num_examples / batch_size),
-            rows=rows,
-            known=Batch(x, y),
-            num_not_finite=num_not_finite,
-            fit_arguments={
-                "x": for_keras(x),
-                "y": y,
-                "sample_weight": sample_weight,
-                "class_weight": class_weight,
-                "batch_size": batch_size,
-                "shuffle": shuffle,
-                "steps_per_epoch": steps_per_epoch,
-            },
-        )
-    dataset = (
-        host_share(x, y, sample_weight, batch_size, seed)
-        if is_shared
-        else PoissonDataset(x, y, sample_weight, expected_batch_size=batch_size, seed=seed)
-    )
-    data = _from_poisson(dataset, steps_per_epoch, class_weight)
-    return dataclasses.replace(data, num_not_finite=num_not_finite)
-
-
-def from_data_set(
-    data: Any,
-    *,
-    class_weight: dict[int, float] | None,
-    num_examples: int | None,
-    once_per_pass: bool,
-    sampling: str,
-    steps_per_epoch: int | None,
-    shuffle: Any,
-    **of_arrays: Any,
-) -> TrainingData:
-    """Return training data from a data set or generator.
-
-    A `PoissonDataset` is accounted with amplification by sampling, any other data set without.
+@dataclass(frozen=True, kw_only=True)
+class DrawsOfFit:
+    """The arguments of `fit` that say how units are drawn from its data.
 
     Args:
-        data: A `PoissonDataset`, `tf.data.Dataset`, `PyDataset`, `DataLoader` or generator.
-        class_weight: As for Keras's `fit`.
-        num_examples: Number of examples, for the report and the default delta.
+        batch_size: As for `PrivateModel.fit`, like the arguments below.
+        class_weight: Weights of classes, or None.
+        num_epochs: The argument `epochs`.
+        num_examples: Number of examples, if the data set has no length.
         once_per_pass: The user's word that a pass holds each example at most once.
-        sampling: As for `PrivateModel.fit`.
-        steps_per_epoch: As for Keras's `fit`.
-        shuffle: As for Keras's `fit`.
-        **of_arrays: Arguments of `fit` that go with arrays only.
-
-    Raises:
-        ValueError: If an argument does not go with the data, the number of examples is unknown, or
-            there is no batch.
+        sampling: `"poisson"` or `"shuffle"`.
+        shuffle: Whether Keras shuffles.
+        steps_per_epoch: Number of steps in an epoch, or None.
+        validation_split: Share of arrays that is held out.
     """
-    if hasattr(data, "client_ids"):
-        raise TypeError(
-            "A `PrivateModel` trains on single examples, and these are clients. To protect "
-            "clients, train a `keras_adaclip.FederatedModel` (`keras_adaclip.federate(model)`); to "
-            "protect single examples, give `x, y = clients.all_examples()`. "
-            f"Received: x of type {type(data).__name__}"
+
+    batch_size: int | None = None
+    class_weight: dict[int, float] | None = None
+    num_epochs: int = 1
+    num_examples: int | None = None
+    once_per_pass: bool = False
+    sampling: str = "poisson"
+    shuffle: Any = True
+    steps_per_epoch: int | None = None
+    validation_split: float = 0.0
+
+    def from_arrays(self, x: Any, y: Any, sample_weight: Any, optimizer: Any) -> TrainingData:
+        """Return training data from arrays.
+
+        Raises:
+            ValueError: If an argument is out of range, or numbers of rows differ.
+        """
+        check_choice("sampling", self.sampling, ("poisson", "shuffle"))
+        num_examples, rows = rows_of(x, y, sample_weight)
+        size, steps = self.batch_size, self.steps_per_epoch
+        if size is None:
+            size = optimizer.default_batch_size(num_examples, self.num_epochs, steps)
+        is_shared = backend.num_processes() > 1 and self.sampling == "poisson"
+        if not is_shared:
+            size = check_batch_size(size, num_examples)
+        if self.sampling == "poisson":
+            own = PoissonDataset(
+                x,
+                y,
+                sample_weight,
+                expected_batch_size=1 if is_shared else size,
+                seed=optimizer.sampling_seed,
+            )
+            return self._from_poisson(as_share(own, size))
+        parts = {"x": for_keras(x), "y": y, "sample_weight": sample_weight}
+        options = {"batch_size": size, "shuffle": self.shuffle, "steps_per_epoch": steps}
+        return TrainingData(
+            sampling=Sampling.SHUFFLE,
+            expected_batch_size=size,
+            num_examples=num_examples,
+            steps_per_epoch=steps or math.ceil(num_examples / size),
+            rows=rows,
+            known=Batch(x, y, sample_weight),
+            fit_arguments={**parts, **options, "class_weight": self.class_weight},
         )
-    _refuse_given(of_arrays, f"a data set of type {type(data).__name__}, which has its own")
-    if isinstance(data, PoissonDataset):
-        data = as_share(data)
-        chosen = {
-            "num_examples": None if num_examples == data.num_examples else num_examples,
-            "once_per_pass": once_per_pass,
-            "sampling": None if sampling == "poisson" else sampling,
-        }
-        _refuse_given(chosen, "a `PoissonDataset`, which draws its own batches from its own rows")
-        return _from_poisson(data, steps_per_epoch, class_weight)
-    first, data = peek(data)
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(first)
-    batch_size, rows = rows_of(x, y, sample_weight)
-    num_batches = known_length(data)
-    if num_examples is None:
-        num_examples = known_num_examples(data, num_batches, batch_size)
-    if num_examples is None:
-        raise ValueError(
-            "The number of training examples cannot be known from an object of type "
-            f"{type(data).__name__}, and the privacy report needs it. Pass "
-            "`fit(..., num_examples=...)`, the number of distinct examples (it is treated as "
-            "public), and `steps_per_epoch=...` if the batches have no end."
-        )
-    if once_per_pass:
+
+    def from_data_set(self, data: Any, **of_arrays: Any) -> TrainingData:
+        """Return training data from a data set or generator.
+
+        A `PoissonDataset` is accounted with amplification by sampling, any other data set without.
+
+        Args:
+            data: A `PoissonDataset`, `tf.data.Dataset`, `PyDataset`, `DataLoader` or generator.
+            **of_arrays: Targets and weights, which go with arrays only.
+
+        Raises:
+            ValueError: If an argument does not go with the data, the number of examples is unknown,
+                or there is no batch.
+        """
+        kind = type(data).__name__
+        if hasattr(data, "client_ids"):
+            raise TypeError(
+                "A `PrivateModel` trains on single examples, and these are clients. To protect "
+                "clients, train a `keras_adaclip.FederatedModel` (`keras_adaclip.federate(model)`);"
+                " to protect single examples, give `x, y = clients.all_examples()`. "
+                f"Received: x of type {kind}"
+            )
+        split = self.validation_split or None
+        of_arrays |= {"batch_size": self.batch_size, "validation_split": split}
+        _refuse_given(of_arrays, f"a data set of type {kind}, which has its own")
+        num_examples, steps = self.num_examples, self.steps_per_epoch
+        if isinstance(data, PoissonDataset):
+            data = as_share(data)
+            chosen = {
+                "num_examples": None if num_examples == data.num_examples else num_examples,
+                "once_per_pass": self.once_per_pass,
+                "sampling": None if self.sampling == "poisson" else self.sampling,
+            }
+            _refuse_given(
+                chosen, "a `PoissonDataset`, which draws its own batches from its own rows"
+            )
+            return self._from_poisson(data)
+        first, data = peek(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(first)
+        batch_size, rows = rows_of(x, y, sample_weight)
+        num_batches = known_length(data)
+        if num_examples is None:
+            num_examples = known_num_examples(data, num_batches, batch_size)
+        if num_examples is None:
+            raise ValueError(
+                "The number of training examples cannot be known from an object of type "
+                f"{type(data).__name__}, and the privacy report needs it. Pass "
+                "`fit(..., num_examples=...)`, the number of distinct examples (it is treated as "
+                "public), and `steps_per_epoch=...` if the batches have no end."
+            )
         # Between epochs data sets change their order, and Keras reads ahead. In an iterator that
         # goes on for several epochs, an example may come again at any step.
         most = keras.config.max_steps_per_epoch()
-        if most is not None or steps_per_epoch not in (None, num_batches):
+        if self.once_per_pass and (most is not None or steps not in (None, num_batches)):
             raise ValueError(
                 "With `once_per_pass=True` an epoch must be a whole pass: data may change their "
                 "order between epochs, and examples would come again before the pass ends. Leave "
                 "`steps_per_epoch` (and Keras's `max_steps_per_epoch`) out, or leave "
                 "`once_per_pass` out and have every step accounted as a full release. Received: "
-                f"steps_per_epoch={steps_per_epoch or most}, passes of {num_batches} batches"
+                f"steps_per_epoch={steps or most}, passes of {num_batches} batches"
             )
-        steps_per_epoch = None
-    _refuse_repetition(data, num_batches, batch_size, int(num_examples), once_per_pass)
-    return TrainingData(
-        sampling=Sampling.PASS if once_per_pass else Sampling.STREAM,
-        expected_batch_size=batch_size,
-        num_examples=int(num_examples),
-        steps_per_epoch=steps_per_epoch or num_batches,
-        rows=rows,
-        known=Batch(x, y),
-        fit_arguments={
-            "x": _with_copied_batches(data),
-            "class_weight": class_weight,
-            # Keras shuffles no other kind of data set, and warns if asked to.
-            "shuffle": shuffle and isinstance(data, keras.utils.PyDataset),
-            "steps_per_epoch": steps_per_epoch,
-        },
-    )
+        steps = None if self.once_per_pass else steps
+        num_examples = int(num_examples)
+        _refuse_repetition(data, num_batches, batch_size, num_examples, self.once_per_pass)
+        # Keras shuffles no other kind of data set, and warns if asked to.
+        shuffle = self.shuffle and isinstance(data, keras.utils.PyDataset)
+        options = {"shuffle": shuffle, "steps_per_epoch": steps, "class_weight": self.class_weight}
+        return TrainingData(
+            sampling=Sampling.PASS if self.once_per_pass else Sampling.STREAM,
+            expected_batch_size=batch_size,
+            num_examples=num_examples,
+            steps_per_epoch=steps or num_batches,
+            rows=rows,
+            known=Batch(x, y),
+            fit_arguments={"x": _with_copied_batches(data), **options},
+        )
+
+    def _from_poisson(self, dataset: PoissonDataset) -> TrainingData:
+        """Return training data from a Poisson-sampled data set."""
+        steps, known = self.steps_per_epoch, dataset.known_rows
+        if steps is not None:
+            steps = check_integer("steps_per_epoch", steps, minimum=1)
+        rows = _with_class_weights(dataset.first_rows, self.class_weight)
+        sampling, most = _sampling_of(dataset)
+        return TrainingData(
+            sampling=sampling,
+            max_batch_size=most,
+            expected_batch_size=dataset.expected_batch_size,
+            num_examples=dataset.num_examples,
+            steps_per_epoch=steps or dataset.num_batches,
+            rows=Batch(rows["x"], rows.get("y"), rows.get("sample_weight")),
+            known=Batch(known["x"], known.get("y"), known.get("sample_weight")),
+            fit_arguments={"shuffle": False},
+            poisson=dataset,
+            class_weight=self.class_weight,
+        )
 
 
 def _refuse_repetition(
@@ -268,29 +286,6 @@ def _refuse_repetition(
             f"which it samples itself. Received: x of type {type(data).__name__}, {num_batches} "
             f"batches of {batch_size}, num_examples={num_examples}"
         )
-
-
-def _from_poisson(
-    dataset: PoissonDataset, steps_per_epoch: int | None, class_weight: dict[int, float] | None
-) -> TrainingData:
-    """Return training data from a Poisson-sampled data set."""
-    if steps_per_epoch is not None:
-        steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, minimum=1)
-    rows = _with_class_weights(dataset.first_rows, class_weight)
-    known = dataset.known_rows
-    sampling, most = _sampling_of(dataset)
-    return TrainingData(
-        sampling=sampling,
-        max_batch_size=most,
-        expected_batch_size=dataset.expected_batch_size,
-        num_examples=dataset.num_examples,
-        steps_per_epoch=steps_per_epoch or dataset.num_batches,
-        rows=Batch(rows["x"], rows.get("y"), rows.get("sample_weight")),
-        known=Batch(known["x"], known.get("y")),
-        fit_arguments={"shuffle": False},
-        poisson=dataset,
-        class_weight=class_weight,
-    )
 
 
 def _sampling_of(dataset: PoissonDataset) -> tuple[Sampling, int]:
@@ -351,7 +346,7 @@ def _first_rows(name: str, value: Any) -> np.ndarray:
     try:
         head, _ = np.array(as_array(value[:3])), len(value)
     # Every framework has its own error for this.
-    except Exception as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
             f"Argument `{name}` must be a dense array or frame of numbers (on TensorFlow, or of "
             "strings) whose rows are the examples, or a dict or list of such arrays. Convert it "

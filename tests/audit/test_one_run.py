@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.optimizers.noise_state import NoiseState
+from keras_adaclip.optimizers.state import NoiseState
 from tests.soundness.setups import dp_sgd, without_xla
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS, DELTA = 300, 30, 3, 1e-5

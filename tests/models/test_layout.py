@@ -13,7 +13,7 @@ from keras import layers
 import keras_adaclip as ka
 from keras_adaclip.models import private_training
 from keras_adaclip.models.layout import batch_layout
-from keras_adaclip.training.training_data import from_arrays
+from keras_adaclip.training.training_data import DrawsOfFit
 from tests.models import helpers
 from tests.models.test_kinds_of_models import OwnMetrics
 
@@ -40,9 +40,8 @@ def arrays(rows=1000):
 
 
 def layout(model, sampling="poisson", batch_size=100):
-    options = {"class_weight": None, "steps_per_epoch": None, "shuffle": True, "seed": 1}
-    options["default_batch_size"] = None
-    data = from_arrays(*arrays(), None, batch_size=batch_size, sampling=sampling, **options)
+    draws = DrawsOfFit(batch_size=batch_size, sampling=sampling)
+    data = draws.from_arrays(*arrays(), None, model.optimizer)
     return batch_layout(model, data)
 
 

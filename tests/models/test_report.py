@@ -364,7 +364,7 @@ def test_summary_has_a_line_on_privacy(model, saved, capsys, caplog):
     assert capsys.readouterr().out.endswith(f"{line_of(model)}\n")
     bare = keras.models.load_model(saved, compile=False)
     assert line_of(bare) == f"{spent}; not compiled"
-    bare._private_state.loading.lost = "its shape differs"
+    bare._lose_ledger("its shape differs")
     assert "spent on the loaded weights is not known" in line_of(bare)
     new = ka.FederatedModel(*(keras.Input((3,)),) * 2)
     assert line_of(new) == " Privacy: not trained yet; not compiled"

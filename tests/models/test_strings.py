@@ -155,11 +155,11 @@ def test_objects_that_are_no_strings_are_refused():
 @on_tensorflow
 def test_strings_over_several_processes_are_refused(monkeypatch):
     """Their rows cannot be compared, so that one example could be in two of them."""
-    from keras_adaclip.training.processes import host_share
+    from keras_adaclip.training.processes import as_share
 
     monkeypatch.setattr(backend, "num_processes", lambda: 2)
     with pytest.raises(TypeError, match="processes compare their rows"):
-        host_share(SINGLE, Y, None, 6, None)
+        as_share(ka.sampling.PoissonDataset(SINGLE, Y, expected_batch_size=1), 6)
 
 
 @pytest.mark.skipif(IS_TENSORFLOW, reason="strings can be fed there")

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 )
 
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
-from keras_adaclip.optimizers.ledger_state import LedgerState
+from keras_adaclip.optimizers.state import LedgerState
 
 ROWS = {
     "poisson": (Sampling.POISSON, 4, 10),
@@ -29,7 +29,9 @@ def new():
     def add_variable(name, value):
         return keras.Variable(value, dtype=str(value.dtype), trainable=False, name=name)
 
-    return LedgerState(add_variable)
+    state = LedgerState()
+    state.build(add_variable)
+    return state
 
 
 def fresh_row(kind="poisson", noise_multiplier=1.0):

@@ -22,15 +22,15 @@ PACKAGE = ROOT / "keras_adaclip"
 FOLDERS = {
     "accounting": (2_093, 19),
     "federated": (1_875, 15),
-    "gradients": (1_780, 17),
-    "training": (1_787, 12),
-    "backend": (1_374, 10),
+    "gradients": (1_875, 24),
+    "training": (1_709, 11),
+    "backend": (1_543, 17),
     "examination": (1_179, 8),
     "tuners": (1_133, 7),
-    "optimizers": (1_094, 9),
-    "sampling": (833, 10),
+    "optimizers": (1_065, 7),
+    "sampling": (751, 7),
     "clipping": (661, 14),
-    "models": (660, 6),
+    "models": (629, 6),
     "integrations": (595, 9),
     ".": (437, 7),
     "audit": (356, 4),
@@ -41,7 +41,7 @@ FOLDERS = {
 # Lines of `tests/`, whole.
 LINES_OF_TESTS = 27_640
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (54, 642), "in a step": (39, 219)}
+EXECUTED = {"before the first step": (52, 631), "in a step": (37, 225)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

@@ -8,7 +8,7 @@ from keras import ops
 import keras_adaclip as ka
 from keras_adaclip import noise
 from keras_adaclip.clipping import ParameterGroups
-from keras_adaclip.optimizers.noise_state import NoiseState
+from keras_adaclip.optimizers.state import NoiseState
 from tests.soundness import setups
 
 

@@ -10,7 +10,7 @@ from keras import ops
 from keras_adaclip import backend, noise
 from keras_adaclip.gradients import Batch, Totals, looped_plan
 from keras_adaclip.models import step
-from keras_adaclip.training import training_data
+from keras_adaclip.training.training_data import DrawsOfFit
 from tests.soundness.setups import COMPILED, dp_sgd, line_model
 
 # The rows of a batch, and those at a time. With "one by one", each is differentiated alone.
@@ -21,9 +21,8 @@ def sums(mode, size, num_rows, of_rows, sampling="poisson"):
     """The exact sum of each of the arrays of rows, as steps of one kind make them."""
     microbatch_size = size if isinstance(size, int) else None
     model = line_model(dp_sgd(1.0, 0.0, microbatch_size=microbatch_size), **COMPILED[mode])
-    options = {"sampling": sampling, "class_weight": None, "steps_per_epoch": 1, "seed": 0}
-    options |= {"batch_size": num_rows, "shuffle": False, "default_batch_size": None}
-    data = training_data.from_arrays(of_rows[0], of_rows[0], None, **options)
+    draws = DrawsOfFit(sampling=sampling, steps_per_epoch=1, batch_size=num_rows, shuffle=False)
+    data = draws.from_arrays(of_rows[0], of_rows[0], None, model.optimizer)
     model._prepare(data)
     model.optimizer.configure(data.settings)
     if size == "one by one":

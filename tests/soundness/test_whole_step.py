@@ -16,7 +16,7 @@ import pytest
 from scipy import optimize, stats
 
 import keras_adaclip as ka
-from keras_adaclip.optimizers.noise_state import NoiseState
+from keras_adaclip.optimizers.state import NoiseState
 from tests.soundness.setups import minus_output, without_xla
 
 NUM_STEPS = 250

@@ -1,23 +1,96 @@
-"""Digests that tell whether weights are still those that private training left.
+"""What a weight remembers of its training: whose ledger counts it, and its digest.
 
-Each weight remembers the SHA-256 of its value at the end of the latest private run of any model. A
-digest shows that something has changed a weight, not what changed it. It detects accidents, not
-attackers, who can set the digest too.
+Another model that is built on the same weights finds their ledger by them. Layers remember it too,
+for weights that replace trained ones, as those of `quantize` do.
+
+The digest is the SHA-256 of the value at the end of the latest private run of any model. It shows
+that something has changed a weight, not what changed it. It detects accidents, not attackers, who
+can set the digest too.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
 
 from keras_adaclip import backend
-from keras_adaclip.accounting import CHANGED, DIGEST_SIZE, UNKNOWN, UNWATCHED, weights_in_words
+from keras_adaclip.accounting import (
+    CHANGED,
+    DIGEST_SIZE,
+    UNKNOWN,
+    UNWATCHED,
+    Ledger,
+    weights_in_words,
+)
 from keras_adaclip.backend import keras_private
+from keras_adaclip.optimizers import AccountedOptimizer
 
-_DIGEST_OF_VARIABLE = "_keras_adaclip_digest"
+_ACCOUNT, _DIGEST = "_keras_adaclip_account", "_keras_adaclip_digest"
+
+
+class LoadedAccount:
+    """The ledger of weights that have no optimizer, such as loaded ones.
+
+    Args:
+        ledger: The ledger.
+        lost: Why the ledger of these weights is not known; None if it is known.
+
+    Attributes:
+        used_seeds: Empty, since the seeds of a file belong to another process.
+        is_in_a_run: False: no training is under way.
+    """
+
+    used_seeds: frozenset[int] = frozenset()
+    is_in_a_run = False
+
+    def __init__(self, ledger: Ledger | None = None, lost: str | None = None) -> None:
+        self.ledger, self.lost = ledger or Ledger(), lost
+
+    def include_ledger(self, ledger: Ledger) -> None:
+        """Raise the ledger to cover another one."""
+        AccountedOptimizer.num_inclusions += 1
+        self.ledger = self.ledger.merge(ledger)
+
+
+class _Holder:
+    """A link from a weight or a layer to an account.
+
+    An optimizer itself would be saved and loaded with the layer. Copies of a weight lead to the
+    same account, and pickled ones to the ledger as it was.
+    """
+
+    def __init__(self, account: Any) -> None:
+        self.account = account
+
+    def __deepcopy__(self, memo: Any) -> "_Holder":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Holder, (LoadedAccount(self.account.ledger, self.account.lost),)
+
+
+def put_on_account(parts: Iterable[Any], account: Any) -> None:
+    """Let weights and layers remember an account, unless their ledger is not known.
+
+    Args:
+        parts: The weights and layers.
+        account: An optimizer, or a `LoadedAccount`.
+    """
+    holder = _Holder(account)
+    for part in parts:
+        present = getattr(part, _ACCOUNT, None)
+        if present is None or present.account.lost is None:
+            keras_private.set_attribute(part, _ACCOUNT, holder)
+
+
+def accounts_of(parts: Iterable[Any]) -> list[Any]:
+    """Return the accounts that weights and layers remember, each once."""
+    holders = (getattr(part, _ACCOUNT, None) for part in parts)
+    return list({id(each.account): each.account for each in holders if each is not None}.values())
 
 
 def mark_changed(weights: Sequence[keras.Variable]) -> None:
@@ -75,17 +148,15 @@ def to_array(weights: Sequence[keras.Variable], in_run: bool) -> npt.NDArray[np.
         weights: The weights of a model.
         in_run: Whether private training is under way and the present values are its own.
     """
-    digests = [_remembered(variable) for variable in weights]
-    if in_run:
-        digests = [
-            digest if digest in (CHANGED, UNWATCHED) else _digest(variable)
-            for digest, variable in zip(digests, weights, strict=True)
-        ]
-    else:
-        digests = [
-            CHANGED if _is_unchanged(variable) is False else digest
-            for digest, variable in zip(digests, weights, strict=True)
-        ]
+
+    def saved(variable: keras.Variable) -> bytes:
+        """Return the digest to save of a weight."""
+        digest = _remembered(variable)
+        if in_run:
+            return digest if digest in (CHANGED, UNWATCHED) else _digest(variable)
+        return CHANGED if _is_unchanged(variable) is False else digest
+
+    digests = map(saved, weights)
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_SIZE)
 
 
@@ -123,12 +194,12 @@ def _digest(variable: keras.Variable) -> bytes:
 
 def _remember(variable: keras.Variable, digest: bytes) -> None:
     """Attach a digest to a weight."""
-    keras_private.set_attribute(variable, _DIGEST_OF_VARIABLE, digest)
+    keras_private.set_attribute(variable, _DIGEST, digest)
 
 
 def _remembered(variable: keras.Variable) -> bytes:
     """Return the digest attached to a weight, `UNKNOWN` if there is none."""
-    digest: bytes = getattr(variable, _DIGEST_OF_VARIABLE, UNKNOWN)
+    digest: bytes = getattr(variable, _DIGEST, UNKNOWN)
     return digest
 
 
