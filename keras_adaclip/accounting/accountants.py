@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import scipy
 
-from keras_adaclip.accounting import lazy_dp as dp
 from keras_adaclip.accounting.events import (
     CountedEvents,
     DpEvent,
     SelectedRunsEvent,
+    dp,
     knows_truncation,
 )
 from keras_adaclip.accounting.kinds import ORDERS, Floats, Orders

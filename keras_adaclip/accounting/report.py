@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from keras_adaclip._checks import check_between_0_and_1, check_choice
-from keras_adaclip.accounting import report_formats, report_words
+from keras_adaclip.accounting import report_words
 from keras_adaclip.accounting.epsilon import ledger_epsilon, selections_in_words
 from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
@@ -31,6 +31,7 @@ NO_TUNING = "none is counted: epsilon is that of the training run alone"
 _NOT_KNOWN = "not known here"
 _NOT_STATED = "not stated"
 _SUFFIXES = (".html", ".json", ".md", ".txt")
+_DERIVED = ("steps", "protection", "meaning", "assumptions", "not_covered")
 _SOFTWARE = ("keras_adaclip", "dp-accounting", "numpy")
 
 
@@ -56,8 +57,6 @@ class PrivacyReport:
         tuning: What choosing hyperparameters cost, in words.
         epsilon_with_selection: Epsilon of the best of a random number of such runs, the one to
             quote if the run was chosen in this way; None if it was not.
-        assumptions: What people must have done for epsilon to hold.
-        not_covered: What epsilon does not cover.
         versions: The versions of the software, by name.
         weights: Digest of the model's weights, and whether they are those that private training
             left, in words.
@@ -103,8 +102,6 @@ class PrivacyReport:
     seeds: str
     tuning: str
     epsilon_with_selection: float | None
-    assumptions: tuple[str, ...]
-    not_covered: tuple[str, ...]
     versions: Mapping[str, str]
     weights: str = _NOT_KNOWN
     model_name: str = _NOT_KNOWN
@@ -182,10 +179,6 @@ class PrivacyReport:
             seeds=seeds,
             tuning="; ".join(choices) or tuning,
             epsilon_with_selection=None if selection is None else selection.epsilon(rows, delta),
-            assumptions=report_words.assumptions(
-                unit, {row.sampling.label for row in rows}, bool(choices)
-            ),
-            not_covered=report_words.not_covered(unit, bool(choices), bool(selected)),
             versions=_with_own_versions(versions or {}),
             weights=weights,
             model_name=str(model_name),
@@ -251,23 +244,34 @@ class PrivacyReport:
         return self.epsilon_pld if chosen is None else chosen
 
     @property
+    def is_best_of_several(self) -> bool:
+        """Whether the model is the best of several runs, in the ledger or as stated."""
+        return self.is_selected or self.epsilon_with_selection is not None
+
+    @property
     def protection(self) -> tuple[str, ...]:
         """What is protected, and from whom."""
-        is_selected = self.is_selected or self.epsilon_with_selection is not None
-        return report_words.protection(self.unit, self.neighboring_relation, is_selected)
+        return report_words.protection(self)
 
     @property
     def meaning(self) -> tuple[str, ...]:
         """What epsilon and delta mean, with an attacker's best odds."""
-        if not self.mechanisms:
-            return (report_words.NOTHING_RAN,)
-        num_examples = max(mechanism.num_examples for mechanism in self.mechanisms)
-        return report_words.meaning(self.epsilon, self.delta, self.unit, num_examples)
+        return report_words.meaning(self)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What people must have done for epsilon to hold."""
+        return report_words.assumptions(self)
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What epsilon does not cover."""
+        return report_words.not_covered(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values. An infinite epsilon is the text `"inf"`, as in the JSON."""
         values = dataclasses.asdict(self)
-        values |= {name: getattr(self, name) for name in ("steps", "protection", "meaning")}
+        values |= {name: getattr(self, name) for name in _DERIVED}
         values["mechanisms"] = tuple(row.to_dict() for row in self.mechanisms)
         groups = {str(size): _plain(each) for size, each in self.group_epsilons.items()}
         plain = {name: _plain(value) for name, value in values.items()}
@@ -279,19 +283,19 @@ class PrivacyReport:
 
     def to_text(self) -> str:
         """The report as text."""
-        return report_formats.as_text(self)
+        return report_words.as_text(self)
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
-        return report_formats.as_markdown(self)
+        return report_words.as_markdown(self)
 
     def to_html(self) -> str:
         """The report as a document in one file of HTML, to read and to print."""
-        return report_formats.as_document(self)
+        return report_words.as_document(self)
 
     def _repr_html_(self) -> str:
         """Return the table of the report, for notebooks."""
-        return report_formats.as_table(report_formats.rows(self))
+        return report_words.as_table(report_words.rows(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the report. The suffix of the file decides the format.
