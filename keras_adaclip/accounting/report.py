@@ -52,12 +52,12 @@ class PrivacyReport:
             unknown, because a search has selected the model.
         group_epsilons: For a number of units of one person, epsilon for the person.
         gaussian_mu: The shift of the Gaussian mechanism with this epsilon at this delta.
-        clipping: How contributions are bounded and what that costs, in words.
-        seeds: Whether noise and sampling can be reproduced, in words.
-        tuning: What choosing hyperparameters cost, in words.
         epsilon_with_selection: Epsilon of the best of a random number of such runs, the one to
             quote if the run was chosen in this way; None if it was not.
         versions: The versions of the software, by name.
+        clipping: How contributions are bounded and what that costs, in words.
+        seeds: Whether noise and sampling can be reproduced, in words.
+        tuning: What choosing hyperparameters cost, in words.
         weights: Digest of the model's weights, and whether they are those that private training
             left, in words.
         model_name: Name of the model.
@@ -98,11 +98,11 @@ class PrivacyReport:
     epsilon_without_amplification: float
     group_epsilons: Mapping[int, float]
     gaussian_mu: float
-    clipping: str
-    seeds: str
-    tuning: str
     epsilon_with_selection: float | None
     versions: Mapping[str, str]
+    clipping: str = _NOT_KNOWN
+    seeds: str = _NOT_KNOWN
+    tuning: str = NO_TUNING
     weights: str = _NOT_KNOWN
     model_name: str = _NOT_KNOWN
     model_file: str | None = None
@@ -118,15 +118,10 @@ class PrivacyReport:
         *,
         unit: str = "example",
         group_sizes: Sequence[int] = GROUP_SIZES,
-        clipping: str = _NOT_KNOWN,
-        seeds: str = _NOT_KNOWN,
-        weights: str = _NOT_KNOWN,
         selection: RandomSelection | None = None,
-        tuning: str = NO_TUNING,
         versions: Mapping[str, str] | None = None,
-        model_name: str = _NOT_KNOWN,
         model_file: str | os.PathLike[str] | None = None,
-        data_description: str | None = None,
+        **facts: Any,
     ) -> Self:
         """The report of what a ledger says has run.
 
@@ -137,15 +132,11 @@ class PrivacyReport:
                 steps tell.
             group_sizes: Numbers of units of one person for which epsilon is given; each takes
                 seconds.
-            clipping: How contributions are bounded, in words.
-            seeds: Whether noise and sampling can be reproduced, in words.
-            weights: Which weights the report is about, in words.
             selection: How this run was chosen from a random number of runs like it, if it was.
-            tuning: How the run was chosen, in words, if no epsilon here counts that.
             versions: Versions of further software, by name.
-            model_name: Name of the model.
             model_file: A file of the model, whose name and SHA-256 the report states.
-            data_description: Which data the model was trained on, in the user's words.
+            **facts: `clipping`, `seeds`, `weights`, `tuning` (unless an epsilon here counts it),
+                `model_name` and `data_description`: texts of the report.
 
         Returns:
             The report.
@@ -165,6 +156,8 @@ class PrivacyReport:
         choices = [f"counted: {selected}"] if selected else []
         if selection is not None:
             choices.append(f"{selection}, each like this one")
+        if choices:
+            facts["tuning"] = "; ".join(choices)
         return cls(
             delta=delta,
             unit=unit,
@@ -175,17 +168,12 @@ class PrivacyReport:
             epsilon_without_amplification=math.inf if selected else ledger_epsilon(passes, delta),
             group_epsilons={size: group_epsilon(rows, delta, size) for size in group_sizes},
             gaussian_mu=gaussian_mu(epsilon, delta) if rows else 0.0,
-            clipping=clipping,
-            seeds=seeds,
-            tuning="; ".join(choices) or tuning,
             epsilon_with_selection=None if selection is None else selection.epsilon(rows, delta),
             versions=_with_own_versions(versions or {}),
-            weights=weights,
-            model_name=str(model_name),
             model_file=None if model_file is None else Path(model_file).name,
             model_file_sha256=None if model_file is None else _sha256(model_file),
-            data_description=str(data_description or _NOT_STATED),
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            **{name: str(text) for name, text in facts.items() if text},
         )
 
     @classmethod

@@ -36,7 +36,7 @@ import math
 import random
 import secrets
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -157,29 +157,24 @@ class RandomSelection:
         # something together, because their deltas add up.
         if not divergences.any() or not np.isfinite(divergences).any():
             return divergences
-        selected = _selected_divergences(divergences, self.mean_trials, self.distribution)
+        share_of_mean = math.log(self.mean_trials) / (_ORDERS - 1.0)
+        if self.distribution == "poisson":
+            deltas = [
+                dp.rdp.rdp_privacy_accountant.compute_delta(
+                    ORDERS, divergences, math.log1p(1 / (order - 1))
+                )
+                for order in ORDERS
+            ]
+            selected = divergences + self.mean_trials * np.array(deltas)[:, 0] + share_of_mean
+        else:
+            shape = 1.0 if self.distribution == "geometric" else 0.0
+            stop = stop_probability(self.mean_trials, self.distribution)
+            second = np.min((1.0 - 1.0 / _ORDERS) * divergences - math.log(stop) / _ORDERS)
+            selected = growing(divergences + (1.0 + shape) * second + share_of_mean)
         return np.maximum(divergences, selected)
 
     def __str__(self) -> str:
         return selection_in_words(self.distribution, self.mean_trials)
-
-
-def _selected_divergences(divergences: Floats, mean_trials: float, distribution: str) -> Floats:
-    """Upper bounds on the divergences of the best of a random number of runs."""
-    share_of_mean = math.log(mean_trials) / (_ORDERS - 1.0)
-    if distribution == "poisson":
-        deltas = [
-            dp.rdp.rdp_privacy_accountant.compute_delta(
-                ORDERS, divergences, math.log1p(1 / (order - 1))
-            )
-            for order in ORDERS
-        ]
-        return divergences + mean_trials * np.array(deltas)[:, 0] + share_of_mean
-    shape = 1.0 if distribution == "geometric" else 0.0
-    stop = stop_probability(mean_trials, distribution)
-    second = np.min((1.0 - 1.0 / _ORDERS) * divergences - math.log(stop) / _ORDERS)
-    bounds = divergences + (1.0 + shape) * second + share_of_mean
-    return growing(bounds)
 
 
 def growing(divergences: Floats) -> Floats:
@@ -366,17 +361,8 @@ class RunBounds:
         return Ledger((released,))
 
     def to_list(self) -> list[Any]:
-        """The plans as plain values for a JSON file, which `from_list` reads."""
+        """The plans as plain values for a JSON file."""
         return [plan.to_array().tolist() for plan in self.plans]
-
-    @classmethod
-    def from_list(cls, plans: Iterable[Any]) -> Self:
-        """The inverse of `to_list`.
-
-        Args:
-            plans: The plain values.
-        """
-        return cls(tuple(Ledger.from_array(plan) for plan in plans))
 
     def _rows(self) -> tuple[LedgerRow, ...]:
         """Return the rows of all plans."""

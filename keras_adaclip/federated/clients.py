@@ -139,6 +139,7 @@ class ClientData(abc.ABC):
             ValueError: If the file has another layout, or lacks a feature.
             RuntimeError: While training, if a client lacks a feature.
         """
+        path = os.path.abspath(path)
         read = functools.partial(sources.hdf5_client, path, x, y)
         clients = _OfFunction(sources.hdf5_client_ids(path), read)
         read(clients.client_ids[0])

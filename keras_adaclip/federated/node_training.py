@@ -105,7 +105,7 @@ class NodeTraining:
 
     def _sum_of(self, clients: list[RoundClient]) -> _Sum:
         """Return the sum of what some clients contribute, without those that cannot be trained."""
-        with _left_out("One of the clients of this node, or some"):
+        with _left_out("A client of this node"):
             return self.model.contribute(self._batches.batch_of(clients))
         total, statistics = self.model.contribute(self._batches.batch_of([]))
         if len(clients) <= 1:

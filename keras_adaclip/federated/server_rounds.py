@@ -204,8 +204,7 @@ class ServerRounds:
                 _log.warning("Node %s is left out of this round: %s", each.node, error)
                 continue
             total = total.plus([*map(ops.convert_to_tensor, (each.statistics, *each.sums))])
-        weighting = model.federated_settings.client_weighting
-        scale = 1.0 if weighting is None else weighting.scale
+        scale = model.federated_settings.weighting.scale
         optimizer.apply(dataclasses.replace(ClippedSum.of(total), scale=scale), variables)
         logs: dict[str, Any] = {}
         clip_norm = optimizer.logged_clip_norm

@@ -270,30 +270,29 @@ class GreedyClipTuner(keras_tuner.Tuner):
         return model
 
     def results_summary(self, num_trials: int = 10) -> None:
-        """Print the best norm of each finished epoch, and the trend.
+        """Print keras-tuner's summary, of the best trial of each finished epoch.
 
         Args:
-            num_trials: The number of epochs to print, the last ones.
+            num_trials: The number of trials to print, the best ones.
         """
-        epochs, oracle = self.oracle.finished_epochs, self.oracle
-        print(
-            f"Greedy search for clipping norms in {self.project_dir}\n"
-            f"{len(epochs)} of {oracle.epochs} epochs are finished, after {len(oracle.trials)} "
-            f"trials. Objective: {oracle.objective.name} ({oracle.objective.direction})."
-        )
-        for number, epoch in list(enumerate(epochs, 1))[-num_trials:]:
-            best = f"{epoch.score:.4f} at {epoch.threshold:.4g}"
-            print(f"epoch {number}  best {best}  {len(epoch.scores)} trials")
-        if len(epochs) > 1:
-            trend = self.trend()
-            print(f"Trend: clip_norm = {trend.initial_value:.4g} / epoch^{trend.power:.3g}")
+        super().results_summary(num_trials)
         print(_NOT_PRIVATE)
 
     def _new_model(self) -> Any:
-        """Return a new model of the hypermodel, checked."""
+        """Return a new model of the hypermodel; raise if it has no norm that the search can set."""
         model = self.hypermodel.build(self.oracle.get_space())
-        _check_model(model)
-        return model
+        optimizer = getattr(model, "optimizer", None)
+        clipping = getattr(optimizer, "clipping", None)
+        has_norm = isinstance(clipping, FixedClipping) and not isinstance(clipping.clip_norm, list)
+        is_new = isinstance(optimizer, DPOptimizer) and not optimizer.built and model.built
+        if is_new and has_norm:
+            return model
+        raise TypeError(
+            "The hypermodel must return a new private model in every call, which knows its input "
+            "shape and is compiled with a new `DPOptimizer(..., clipping=1.0)`, whose fixed "
+            f"clipping norm the search replaces. Received: {model!r} with optimizer={optimizer!r}, "
+            f"clipping={clipping!r}"
+        )
 
     def _prepare(self, clip_norm: float) -> None:
         """Give the model the weights, the optimizer state and the norm that a trial begins with.
@@ -327,18 +326,3 @@ def _metrics_of(history: Any, epoch: int) -> dict[str, float]:
             f"Received: epochs {trained} instead of [{epoch - 1}]"
         )
     return {name: float(curve[-1]) for name, curve in history.history.items()}
-
-
-def _check_model(model: Any) -> None:
-    """Raise if the hypermodel's model has no clipping norm that the search can set."""
-    optimizer = getattr(model, "optimizer", None)
-    clipping = getattr(optimizer, "clipping", None)
-    has_norm = isinstance(clipping, FixedClipping) and not isinstance(clipping.clip_norm, list)
-    is_new = isinstance(optimizer, DPOptimizer) and not optimizer.built and model.built
-    if not is_new or not has_norm:
-        raise TypeError(
-            "The hypermodel must return a new private model in every call, which knows its input "
-            "shape and is compiled with a new `DPOptimizer(..., clipping=1.0)`, whose fixed "
-            f"clipping norm the search replaces. Received: {model!r} with optimizer={optimizer!r}, "
-            f"clipping={clipping!r}"
-        )

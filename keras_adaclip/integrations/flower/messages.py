@@ -126,7 +126,7 @@ def sums_of(content: RecordDict) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def received(reply: Message, read: Callable[[RecordDict], Any]) -> tuple[Any, str]:
-    """Return what a node has sent, and why it cannot be used; None and "" for what there is not.
+    """Return what a node has sent and "", or None and the reason why it cannot be used.
 
     Args:
         reply: The reply of the node.

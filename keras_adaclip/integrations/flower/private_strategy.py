@@ -148,9 +148,10 @@ class PrivateStrategy(Strategy):
             num_clients = self._waiting.pop(node_id, None)
             if num_clients is None:
                 continue
-            sums, _ = messages.received(reply, messages.sums_of)
-            if sums is not None:
-                returned.append(NodeSum(*sums, num_clients, node_id))
+            found, _ = messages.received(reply, messages.sums_of)
+            if found is not None:
+                sums, statistics = found
+                returned.append(NodeSum(sums, statistics, num_clients, node_id))
         logs = self._rounds.end_round(returned)
         return self._arrays(), MetricRecord({name: float(value) for name, value in logs.items()})
 
