@@ -88,7 +88,7 @@ class ClientData(abc.ABC):
 
         Raises:
             TypeError: If an argument is of the wrong type, or an example has no client.
-            ValueError: If lengths differ, or an id is missing in the population.
+            ValueError: If lengths differ, or an id is missing in the population or twice in it.
         """
         examples = x, y = as_arrays((x, y))
         ids, places = sources.numbered(client_ids, population)
