@@ -358,11 +358,9 @@ def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
         return found <= limit * allowed
 
     # A coarse grid finds the number, and the fine one confirms it.
-    step, guess = max(rare - size, 1), size
-    while guess + step < num_examples and not is_enough(guess + step, COARSENESS):
-        guess, step = guess + step, 2 * step
-    sizes = range(min(guess + step + 1, num_examples))
-    most = bisect_left(sizes, True, lo=guess, key=lambda most: is_enough(most, COARSENESS))
+    most = 1 + largest_within(
+        lambda most: most < size or not is_enough(most, COARSENESS), num_examples - 1, rare
+    )
     while most < num_examples and not is_enough(most, 1):
         most += 1
     return most
