@@ -1,31 +1,27 @@
 """Privacy accounting: the ledger of what ran, its epsilon, and the noise that a budget allows.
 
     kinds        units, sampling schemes, and the cost of selected runs
-    mechanism    how units are drawn and how much noise hides them
-    row          one mechanism, whose it was and how often it ran, in integers
+    row          a mechanism; whose it was and how often it ran, in integers
     ledger       the rows of a model, which only grow
     saved_ledger the ledger and what else of it a file holds
     events       the events of rows and plans for `dp_accounting`, and their neighbouring relation
     accountants  epsilon of composed events, by `dp_accounting`
     epsilon      epsilon of a plan and of a ledger
-    calibrate    the least noise and the most steps within a budget
+    calibrate    the least noise, the most steps and the smallest batches within a budget
     planning     the missing quantity of a planned run, and its noise beside its signal
     groups       epsilon for several units of one person; epsilon as the shift of one Gaussian
-    truncation   the largest batch that truncated Poisson sampling needs
-    selection    the best of a random number of runs
-    bounds       the most that each run of a search may spend
+    selection    the best of a random number of runs, and the most that each may spend
     report       what was spent and how, for those who have to trust it
-    report_words what that means, in words
-    report_formats the report as text, Markdown and a document of HTML
+    report_words what that means, as text, Markdown and a document of HTML
 
 Everything here runs on the host, in NumPy, and does not import Keras.
 """
 
-from keras_adaclip.accounting.bounds import RunBounds
 from keras_adaclip.accounting.calibrate import (
     calibrate_noise_multiplier,
     least_noise_multiplier,
     max_steps_within,
+    smallest_max_batch_size,
 )
 from keras_adaclip.accounting.epsilon import (
     PrivacySpent,
@@ -42,7 +38,6 @@ from keras_adaclip.accounting.events import require_truncation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.kinds import NUM_INTEGERS, Sampling, Unit
 from keras_adaclip.accounting.ledger import Ledger
-from keras_adaclip.accounting.mechanism import Mechanism
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
 from keras_adaclip.accounting.report import (
     NO_TUNING,
@@ -50,7 +45,7 @@ from keras_adaclip.accounting.report import (
     check_report_path,
     software_versions,
 )
-from keras_adaclip.accounting.row import LedgerRow
+from keras_adaclip.accounting.row import LedgerRow, Mechanism
 from keras_adaclip.accounting.saved_ledger import (
     CHANGED,
     DIGEST_SIZE,
@@ -64,8 +59,7 @@ from keras_adaclip.accounting.saved_ledger import (
     read_ledger,
     weights_in_words,
 )
-from keras_adaclip.accounting.selection import RandomSelection, selection_epsilon
-from keras_adaclip.accounting.truncation import smallest_max_batch_size
+from keras_adaclip.accounting.selection import RandomSelection, RunBounds, selection_epsilon
 
 __all__ = [
     "calibrate_noise_multiplier",

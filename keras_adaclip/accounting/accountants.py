@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import scipy
 
-from keras_adaclip.accounting import lazy_dp as dp
 from keras_adaclip.accounting.events import (
     CountedEvents,
     DpEvent,
     SelectedRunsEvent,
+    dp,
     knows_truncation,
 )
 from keras_adaclip.accounting.kinds import ORDERS, Floats, Orders
@@ -75,15 +75,10 @@ def composed_epsilon(
         return 0.0
     if any(isinstance(event, dp.NonPrivateDpEvent) for event, _ in events):
         return math.inf
-    if accountant == "rdp" or not knows_pld(events):
+    without_pld = (dp.SampledWithoutReplacementDpEvent, SelectedRunsEvent)
+    if accountant == "rdp" or any(isinstance(event, without_pld) for event, _ in events):
         return epsilon_of_divergences(composed_divergences(events), delta)
     return _pld_epsilon(_with_one_gaussian(events), delta, coarseness)
-
-
-def knows_pld(events: CountedEvents) -> bool:
-    """Whether all events have known privacy loss distributions."""
-    unknown = (dp.SampledWithoutReplacementDpEvent, SelectedRunsEvent)
-    return not any(isinstance(event, unknown) for event, _ in events)
 
 
 def _is_truncated(event: DpEvent) -> bool:

@@ -1,11 +1,12 @@
-"""What a privacy budget allows: the least noise of a run, and the most steps.
+"""What a privacy budget allows: the least noise of a run, the most steps, the smallest batches.
 
     min {z in float32 : epsilon(z) <= target_epsilon}, to within 0.1% of the target
     max {k : epsilon(rows + k more steps of the next row) <= target_epsilon}
 
 Epsilon falls with the noise about like a power of it, so Brent's method solves for the logarithm of
 the noise. A noise schedule s is scaled by the least factor f with epsilon(f s) <= target_epsilon,
-to within 0.5% of the target.
+to within 0.5% of the target. `max_batch_size` of truncated Poisson sampling is as small as 0.1% of
+epsilon allows.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
 from keras_adaclip.accounting.epsilon import COARSENESS, check_accountant, warn_of_large_delta
 from keras_adaclip.accounting.events import CountedEvents, NoiseSchedule, PlannedRun
+from keras_adaclip.accounting.kinds import Sampling
 from keras_adaclip.accounting.row import LedgerRow
 
 _LEAST_NOISE = 1e-2
@@ -33,6 +35,10 @@ _LARGEST_JUMP = 0.1
 # Epsilon of a schedule takes seconds. The search uses a coarse grid, whose result is about 0.03%
 # higher; one evaluation on the fine grid usually confirms it.
 _SCHEDULE_TOLERANCE = 4e-3
+# The largest batch of truncated draws may cost this share of epsilon.
+_SHARE_OF_EPSILON = 1e-3
+# Without noise there is no epsilon to compare: a draw exceeds the largest batch this rarely.
+_RARELY = 1e-9
 
 
 def calibrate_noise_multiplier(
@@ -268,7 +274,6 @@ def max_steps_within(
 
     Example:
 
-    >>> from keras_adaclip.accounting import Sampling
     >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
     >>> max_steps_within([], row, delta=1e-5, target_epsilon=1.0)
     1936
@@ -287,8 +292,6 @@ def max_steps_within(
         """Return whether epsilon is within the target after some more steps."""
         return composed_epsilon(after(steps), delta, accountant) <= target
 
-    if not is_within(0):
-        return 0
     most = INT32_MAX - next_row.steps
     guess = largest_within(lambda steps: rough_epsilon(after(steps), delta) <= target, most)
     return largest_within(is_within, most, guess)
@@ -307,3 +310,57 @@ def largest_within(is_within: Callable[[int], bool], most: int, guess: int = 1) 
         low, high = high, high + high // 4 + 1
     numbers = range(min(high, most + 1))
     return bisect_left(numbers, True, lo=low + 1, key=lambda number: not is_within(number)) - 1
+
+
+def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
+    """The smallest `max_batch_size` that costs at most 0.1% of epsilon.
+
+    Args:
+        rows: The rows of a planned run on exact Poisson draws of one data set. Rows of different
+            noise count as if all steps had the least.
+        delta: Delta, between 0 and 1.
+
+    Returns:
+        The number of units that no step exceeds; the number of units in the data if each smaller
+        number costs more.
+
+    Raises:
+        ValueError: If there is no row, or delta is out of range.
+
+    Example:
+
+    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
+    >>> smallest_max_batch_size([row.advance(3515)], delta=1e-5)
+    335
+    """
+    rows = tuple(rows)
+    if not rows:
+        raise ValueError("Argument `rows` must hold a row of the planned run. Received: none")
+    delta = check_between_0_and_1("delta", delta)
+    least = min(rows, key=lambda row: row.noise_multiplier)
+    steps = min(max(sum(row.steps for row in rows), 1), INT32_MAX)
+    exact = dataclasses.replace(least, steps=steps, releases=steps)
+    size, num_examples = exact.expected_batch_size, exact.num_examples
+    probability = exact.sampling_probability
+    rare = int(scipy.stats.binom.isf(_RARELY, num_examples, probability))
+    limit = 1 + _SHARE_OF_EPSILON
+
+    def is_enough(most: int, coarseness: int) -> bool:
+        """Return whether batches of at most this size cost little, on a grid of PLD."""
+        if exact.noise_multiplier == 0:
+            return most >= rare
+        sampling = Sampling.TRUNCATED_POISSON
+        row = dataclasses.replace(exact, sampling=sampling, max_batch_size=most)
+        found, allowed = (
+            composed_epsilon(events.counted_events([each]), delta, "pld", coarseness)
+            for each in (row, exact)
+        )
+        return found <= limit * allowed
+
+    # A coarse grid finds the number, and the fine one confirms it.
+    most = 1 + largest_within(
+        lambda most: most < size or not is_enough(most, COARSENESS), num_examples - 1, rare
+    )
+    while most < num_examples and not is_enough(most, 1):
+        most += 1
+    return most

@@ -43,6 +43,7 @@ References:
 """
 
 import dataclasses
+import importlib
 import math
 from collections.abc import Iterable
 from typing import Any, Protocol, Self, TypeGuard
@@ -50,7 +51,6 @@ from typing import Any, Protocol, Self, TypeGuard
 import numpy as np
 
 from keras_adaclip import _checks
-from keras_adaclip.accounting import lazy_dp as dp
 from keras_adaclip.accounting.kinds import Sampling
 from keras_adaclip.accounting.row import LedgerRow
 
@@ -63,6 +63,16 @@ _POISSON = frozenset({Sampling.POISSON, Sampling.TRUNCATED_POISSON})
 DpEvent = Any  # Of `dp_accounting`, or a `SelectedRunsEvent`.
 # Events with the number of times that each happened.
 CountedEvents = tuple[tuple[DpEvent, int], ...]
+
+
+class _DpAccounting:
+    """`dp_accounting`, imported at first use, because its import takes as long as the package's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("dp_accounting"), name)
+
+
+dp: Any = _DpAccounting()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,9 +17,8 @@ import numpy as np
 import scipy
 
 from keras_adaclip import _checks
-from keras_adaclip.accounting import lazy_dp as dp
 from keras_adaclip.accounting.accountants import composed_epsilon, self_composed
-from keras_adaclip.accounting.events import CountedEvents, counted_events
+from keras_adaclip.accounting.events import CountedEvents, counted_events, dp
 from keras_adaclip.accounting.row import LedgerRow
 
 # The search for the delta of one example ends here, and has this precision.

@@ -12,9 +12,8 @@ after loading. The smallest delta that was promised stays with the ledger: a lar
 a budget.
 """
 
-import collections
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Self
 
 import numpy as np
@@ -195,7 +194,9 @@ class Ledger:
         Args:
             other: The ledger that may hold more.
         """
-        return _totals(self) <= _totals(other)
+        held = {row.mechanism: row for row in other}
+        pairs = [(row, held.get(row.mechanism, row.emptied())) for row in self]
+        return all(row.steps <= its.steps and row.releases <= its.releases for row, its in pairs)
 
     def merge(self, other: "Ledger") -> Self:
         """The ledger that counts all steps of both, each once.
@@ -273,12 +274,3 @@ class Ledger:
                 rows.append(LedgerRow.from_integers(table[index], selection))
             index = end
         return cls(tuple(rows), promised)
-
-
-def _totals(rows: Iterable[LedgerRow]) -> collections.Counter[tuple[object, str]]:
-    """Return steps and releases of each mechanism."""
-    totals: collections.Counter[tuple[object, str]] = collections.Counter()
-    for row in rows:
-        totals[row.mechanism, "steps"] += row.steps
-        totals[row.mechanism, "releases"] += row.releases
-    return totals

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from keras_adaclip._checks import check_between_0_and_1, check_choice
-from keras_adaclip.accounting import report_formats, report_words
+from keras_adaclip.accounting import report_words
 from keras_adaclip.accounting.epsilon import ledger_epsilon, selections_in_words
 from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
@@ -31,6 +31,7 @@ NO_TUNING = "none is counted: epsilon is that of the training run alone"
 _NOT_KNOWN = "not known here"
 _NOT_STATED = "not stated"
 _SUFFIXES = (".html", ".json", ".md", ".txt")
+_DERIVED = ("steps", "protection", "meaning", "assumptions", "not_covered")
 _SOFTWARE = ("keras_adaclip", "dp-accounting", "numpy")
 
 
@@ -51,14 +52,12 @@ class PrivacyReport:
             unknown, because a search has selected the model.
         group_epsilons: For a number of units of one person, epsilon for the person.
         gaussian_mu: The shift of the Gaussian mechanism with this epsilon at this delta.
+        epsilon_with_selection: Epsilon of the best of a random number of such runs, the one to
+            quote if the run was chosen in this way; None if it was not.
+        versions: The versions of the software, by name.
         clipping: How contributions are bounded and what that costs, in words.
         seeds: Whether noise and sampling can be reproduced, in words.
         tuning: What choosing hyperparameters cost, in words.
-        epsilon_with_selection: Epsilon of the best of a random number of such runs, the one to
-            quote if the run was chosen in this way; None if it was not.
-        assumptions: What people must have done for epsilon to hold.
-        not_covered: What epsilon does not cover.
-        versions: The versions of the software, by name.
         weights: Digest of the model's weights, and whether they are those that private training
             left, in words.
         model_name: Name of the model.
@@ -99,13 +98,11 @@ class PrivacyReport:
     epsilon_without_amplification: float
     group_epsilons: Mapping[int, float]
     gaussian_mu: float
-    clipping: str
-    seeds: str
-    tuning: str
     epsilon_with_selection: float | None
-    assumptions: tuple[str, ...]
-    not_covered: tuple[str, ...]
     versions: Mapping[str, str]
+    clipping: str = _NOT_KNOWN
+    seeds: str = _NOT_KNOWN
+    tuning: str = NO_TUNING
     weights: str = _NOT_KNOWN
     model_name: str = _NOT_KNOWN
     model_file: str | None = None
@@ -121,15 +118,10 @@ class PrivacyReport:
         *,
         unit: str = "example",
         group_sizes: Sequence[int] = GROUP_SIZES,
-        clipping: str = _NOT_KNOWN,
-        seeds: str = _NOT_KNOWN,
-        weights: str = _NOT_KNOWN,
         selection: RandomSelection | None = None,
-        tuning: str = NO_TUNING,
         versions: Mapping[str, str] | None = None,
-        model_name: str = _NOT_KNOWN,
         model_file: str | os.PathLike[str] | None = None,
-        data_description: str | None = None,
+        **facts: Any,
     ) -> Self:
         """The report of what a ledger says has run.
 
@@ -140,15 +132,11 @@ class PrivacyReport:
                 steps tell.
             group_sizes: Numbers of units of one person for which epsilon is given; each takes
                 seconds.
-            clipping: How contributions are bounded, in words.
-            seeds: Whether noise and sampling can be reproduced, in words.
-            weights: Which weights the report is about, in words.
             selection: How this run was chosen from a random number of runs like it, if it was.
-            tuning: How the run was chosen, in words, if no epsilon here counts that.
             versions: Versions of further software, by name.
-            model_name: Name of the model.
             model_file: A file of the model, whose name and SHA-256 the report states.
-            data_description: Which data the model was trained on, in the user's words.
+            **facts: `clipping`, `seeds`, `weights`, `tuning` (unless an epsilon here counts it),
+                `model_name` and `data_description`: texts of the report.
 
         Returns:
             The report.
@@ -168,6 +156,8 @@ class PrivacyReport:
         choices = [f"counted: {selected}"] if selected else []
         if selection is not None:
             choices.append(f"{selection}, each like this one")
+        if choices:
+            facts["tuning"] = "; ".join(choices)
         return cls(
             delta=delta,
             unit=unit,
@@ -178,21 +168,12 @@ class PrivacyReport:
             epsilon_without_amplification=math.inf if selected else ledger_epsilon(passes, delta),
             group_epsilons={size: group_epsilon(rows, delta, size) for size in group_sizes},
             gaussian_mu=gaussian_mu(epsilon, delta) if rows else 0.0,
-            clipping=clipping,
-            seeds=seeds,
-            tuning="; ".join(choices) or tuning,
             epsilon_with_selection=None if selection is None else selection.epsilon(rows, delta),
-            assumptions=report_words.assumptions(
-                unit, {row.sampling.label for row in rows}, bool(choices)
-            ),
-            not_covered=report_words.not_covered(unit, bool(choices), bool(selected)),
             versions=_with_own_versions(versions or {}),
-            weights=weights,
-            model_name=str(model_name),
             model_file=None if model_file is None else Path(model_file).name,
             model_file_sha256=None if model_file is None else _sha256(model_file),
-            data_description=str(data_description or _NOT_STATED),
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            **{name: str(text) for name, text in facts.items() if text},
         )
 
     @classmethod
@@ -251,23 +232,34 @@ class PrivacyReport:
         return self.epsilon_pld if chosen is None else chosen
 
     @property
+    def is_best_of_several(self) -> bool:
+        """Whether the model is the best of several runs, in the ledger or as stated."""
+        return self.is_selected or self.epsilon_with_selection is not None
+
+    @property
     def protection(self) -> tuple[str, ...]:
         """What is protected, and from whom."""
-        is_selected = self.is_selected or self.epsilon_with_selection is not None
-        return report_words.protection(self.unit, self.neighboring_relation, is_selected)
+        return report_words.protection(self)
 
     @property
     def meaning(self) -> tuple[str, ...]:
         """What epsilon and delta mean, with an attacker's best odds."""
-        if not self.mechanisms:
-            return (report_words.NOTHING_RAN,)
-        num_examples = max(mechanism.num_examples for mechanism in self.mechanisms)
-        return report_words.meaning(self.epsilon, self.delta, self.unit, num_examples)
+        return report_words.meaning(self)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What people must have done for epsilon to hold."""
+        return report_words.assumptions(self)
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What epsilon does not cover."""
+        return report_words.not_covered(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values. An infinite epsilon is the text `"inf"`, as in the JSON."""
         values = dataclasses.asdict(self)
-        values |= {name: getattr(self, name) for name in ("steps", "protection", "meaning")}
+        values |= {name: getattr(self, name) for name in _DERIVED}
         values["mechanisms"] = tuple(row.to_dict() for row in self.mechanisms)
         groups = {str(size): _plain(each) for size, each in self.group_epsilons.items()}
         plain = {name: _plain(value) for name, value in values.items()}
@@ -279,19 +271,19 @@ class PrivacyReport:
 
     def to_text(self) -> str:
         """The report as text."""
-        return report_formats.as_text(self)
+        return report_words.as_text(self)
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
-        return report_formats.as_markdown(self)
+        return report_words.as_markdown(self)
 
     def to_html(self) -> str:
         """The report as a document in one file of HTML, to read and to print."""
-        return report_formats.as_document(self)
+        return report_words.as_document(self)
 
     def _repr_html_(self) -> str:
         """Return the table of the report, for notebooks."""
-        return report_formats.as_table(report_formats.rows(self))
+        return report_words.as_table(report_words.rows(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the report. The suffix of the file decides the format.

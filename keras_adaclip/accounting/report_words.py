@@ -1,4 +1,8 @@
-"""What epsilon and delta mean, what they ask of people, and what they leave out, in words.
+"""A privacy report in words: as text, as Markdown, and as a document of HTML.
+
+The words say what epsilon and delta mean, what they ask of people, and what they leave out. The
+document is one file, which loads nothing and runs nothing. It prints on two pages of A4 if few
+mechanisms ran.
 
 An (epsilon, delta)-private training bounds every test of whether a unit was in the data, with a
 true positive rate t and a false positive rate f:
@@ -13,12 +17,25 @@ References:
     2023, "How to DP-fy ML", on the sizes of epsilon.
 """
 
+import html
+import importlib.resources
 import math
-from collections.abc import Collection
+from string import Template
+from typing import TYPE_CHECKING
 
-from keras_adaclip.accounting.epsilon import rounded_up
+from keras_adaclip.accounting.epsilon import relation_in_words, rounded_up
 from keras_adaclip.accounting.events import ADD_OR_REMOVE_ONE, REPLACE_ONE, ZERO_OUT
 from keras_adaclip.accounting.kinds import Sampling
+
+if TYPE_CHECKING:
+    from keras_adaclip.accounting.report import PrivacyReport
+
+Rows = list[tuple[str, str]]
+_WIDTH = 25
+# What a user states is shown as it is: no HTML, no link, no image.
+_IN_MARKDOWN = str.maketrans(
+    {"\\": "\\\\", "|": "\\|", "[": "\\[", "]": "\\]", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
+)
 
 NOTHING_RAN = "No step has run: the training data have not been used."
 _NEIGHBORS = {
@@ -83,22 +100,17 @@ def percent(share: float) -> str:
     return f"{math.ceil(1000 * share - 1e-9) / 10:g}%"
 
 
-def protection(unit: str, relation: str, is_selected: bool) -> tuple[str, ...]:
-    """What is protected, and from whom.
-
-    Args:
-        unit: The unit of privacy, `"example"` or `"client"`.
-        relation: The neighbouring relation.
-        is_selected: Whether the model is the best of several runs.
-    """
+def protection(report: "PrivacyReport") -> tuple[str, ...]:
+    """What is protected, and from whom."""
+    unit, neighbor = report.unit, _NEIGHBORS[report.neighboring_relation]
     what = (
         f"Protected: whether {_UNITS[unit]} was used for training, and what it contained. Training "
-        f"{_NEIGHBORS[relation].format(unit=unit)} gives nearly the same distribution of models; "
+        f"{neighbor.format(unit=unit)} gives nearly the same distribution of models; "
         "epsilon and delta bound the difference."
     )
     seen = (
         "the weights of the selected run, but neither other runs nor their number"
-        if is_selected
+        if report.is_best_of_several
         else "the trained weights, the weights after every step, and the clipping norms"
     )
     return (
@@ -110,15 +122,12 @@ def protection(unit: str, relation: str, is_selected: bool) -> tuple[str, ...]:
     )
 
 
-def meaning(epsilon: float, delta: float, unit: str, num_examples: int) -> tuple[str, ...]:
-    """What epsilon and delta mean for an attacker.
-
-    Args:
-        epsilon: The epsilon to quote.
-        delta: Its delta.
-        unit: The unit of privacy, `"example"` or `"client"`.
-        num_examples: Number of units in the data, 0 if unknown.
-    """
+def meaning(report: "PrivacyReport") -> tuple[str, ...]:
+    """What epsilon and delta mean for an attacker."""
+    if not report.mechanisms:
+        return (NOTHING_RAN,)
+    epsilon, delta, unit = report.epsilon, report.delta, report.unit
+    num_examples = max(mechanism.num_examples for mechanism in report.mechanisms)
     if math.isinf(epsilon):
         return (
             "Epsilon is infinite: nothing is promised. An attacker may find out with certainty "
@@ -150,14 +159,9 @@ def meaning(epsilon: float, delta: float, unit: str, num_examples: int) -> tuple
     return tuple(texts)
 
 
-def assumptions(unit: str, samplings: Collection[str], has_selection: bool) -> tuple[str, ...]:
-    """What people must have done for epsilon to hold.
-
-    Args:
-        unit: The unit of privacy, `"example"` or `"client"`.
-        samplings: The labels of the samplings that ran.
-        has_selection: Whether the model is the best of several runs.
-    """
+def assumptions(report: "PrivacyReport") -> tuple[str, ...]:
+    """What people must have done for epsilon to hold."""
+    unit, samplings = report.unit, {mechanism.sampling for mechanism in report.mechanisms}
     person = (
         "Data: each person has one row. For a person with several, epsilon is that of a person "
         "with so many examples."
@@ -169,14 +173,14 @@ def assumptions(unit: str, samplings: Collection[str], has_selection: bool) -> t
         "Data: initial weights, vocabularies, normalization and the like were made without these "
         "data, or are covered otherwise.",
     ]
-    if Sampling.PASS.label in samplings:
+    if Sampling.PASS in samplings:
         texts.append(
             f"Training: no {unit} comes twice in a pass over the data. The user has stated this "
             "(`once_per_pass=True`); it was not checked."
         )
-    if Sampling.STREAM.label in samplings:
+    if Sampling.STREAM in samplings:
         texts.append(f"Training: no {unit} comes twice in a batch. This was not checked.")
-    if has_selection:
+    if report.is_best_of_several:
         texts.append(
             "Training: the number of runs was drawn from the stated law and stays secret; the "
             "runs had the stated mechanism, hyperparameters drawn independently, and nothing else "
@@ -193,19 +197,150 @@ def assumptions(unit: str, samplings: Collection[str], has_selection: bool) -> t
     )
 
 
-def not_covered(unit: str, has_choice: bool, is_selected: bool) -> tuple[str, ...]:
-    """What epsilon does not cover.
-
-    Args:
-        unit: The unit of privacy, `"example"` or `"client"`.
-        has_choice: Whether a choice among several runs is counted or stated.
-        is_selected: Whether the ledger counts the selection of the model.
-    """
-    choices = _OTHER_CHOICES if has_choice else _CHOICES
-    texts = (*_NOT_COVERED, *([_SCORES_OF_SELECTION] if is_selected else []))
-    return tuple(text.format(unit=unit, choices=choices) for text in texts)
+def not_covered(report: "PrivacyReport") -> tuple[str, ...]:
+    """What epsilon does not cover."""
+    choices = _OTHER_CHOICES if report.is_best_of_several else _CHOICES
+    texts = (*_NOT_COVERED, *([_SCORES_OF_SELECTION] if report.is_selected else []))
+    return tuple(text.format(unit=report.unit, choices=choices) for text in texts)
 
 
 def _ratio(epsilon: float) -> str:
     """Return e^epsilon, rounded up."""
     return rounded_up(math.exp(epsilon), 3) if epsilon < _LARGEST_EXPONENT else "more than 1e300"
+
+
+def as_text(report: "PrivacyReport") -> str:
+    """The report as text."""
+    table = [f"{name:<{_WIDTH}}  {value}" for name, value in rows(report)]
+    return "\n".join(["Privacy report", *table, "", _lists(report, "{}:\n")])
+
+
+def as_markdown(report: "PrivacyReport") -> str:
+    """The report as Markdown."""
+    table = [f"| {name} | {value.translate(_IN_MARKDOWN)} |" for name, value in rows(report)]
+    head = ["# Privacy report", "", "| | |", "| --- | --- |"]
+    lists = _lists(report, "## {}\n\n").translate(_IN_MARKDOWN)
+    return "\n".join([*head, *table, "", lists])
+
+
+def as_document(report: "PrivacyReport") -> str:
+    """The report as a document."""
+    lists = [
+        f"<h2>{html.escape(title)}</h2>\n<ul>\n"
+        + "\n".join(f"<li>{html.escape(each)}</li>" for each in texts)
+        + "\n</ul>"
+        for title, texts in titled_lists(report).items()
+    ]
+    unit = html.escape(report.unit)
+    epsilon = "is infinite" if math.isinf(report.epsilon) else f"≤ {rounded_up(report.epsilon)}"
+    guess = best_guess(report.epsilon, report.delta) if report.mechanisms else 0.5
+    template = importlib.resources.files("keras_adaclip.accounting").joinpath("report.html")
+    return Template(template.read_text(encoding="utf-8")).substitute(
+        model=html.escape(report.model_name),
+        date=html.escape(report.date.replace("T", " ").replace("+00:00", " UTC")),
+        verdict=f"Epsilon {epsilon} at delta = {report.delta:g}, for one {unit}",
+        guess=percent(guess),
+        guess_width=f"{200 * (guess - 0.5):.1f}",
+        unit=unit,
+        lists="\n".join(lists),
+        numbers=as_table(numbers(report)),
+        facts=as_table(facts(report)),
+        identity=as_table([*identity(report), ("made with", software(report))]),
+    )
+
+
+def as_table(rows: Rows) -> str:
+    """Names and values as a table.
+
+    Args:
+        rows: The names and values, not escaped.
+    """
+    cells = [
+        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
+        for name, value in rows
+    ]
+    return "\n".join(["<table>", *cells, "</table>"])
+
+
+def rows(report: "PrivacyReport") -> Rows:
+    """The names and values of the table, each in one line."""
+    return [*numbers(report), *facts(report), *identity(report)]
+
+
+def numbers(report: "PrivacyReport") -> Rows:
+    """Every epsilon."""
+    is_rdp = report.is_selected or report.neighboring_relation == REPLACE_ONE
+    without_amplification = rounded_up(report.epsilon_without_amplification)
+    if report.is_selected:
+        without_amplification = "not known, since a search has selected the model"
+    # With a selection, the other epsilons are those of a single run.
+    of_one, with_selection = "", []
+    if report.epsilon_with_selection is not None:
+        of_one = ", one run"
+        with_selection = [("with the selection", rounded_up(report.epsilon_with_selection))]
+    accountant, epsilon = "RDP" if is_rdp else "PLD", rounded_up(report.epsilon_pld)
+    return [
+        (f"epsilon{of_one}", f"{epsilon} at delta = {report.delta:g} ({accountant})"),
+        *with_selection,
+        ("by Rényi divergences", rounded_up(report.epsilon_rdp)),
+        ("without amplification", without_amplification),
+        *(
+            (f"person with {size} {report.unit}s{of_one}", rounded_up(epsilon))
+            for size, epsilon in report.group_epsilons.items()
+        ),
+        (f"mu of Gaussian DP{of_one}", rounded_up(report.gaussian_mu)),
+    ]
+
+
+def facts(report: "PrivacyReport") -> Rows:
+    """What ran."""
+    return [
+        ("unit", report.unit),
+        ("neighbouring data sets", relation_in_words(report.neighboring_relation)),
+        ("steps", f"{report.steps:,}"),
+        *(("mechanism", str(mechanism)) for mechanism in report.mechanisms),
+        *((name, _line(getattr(report, name))) for name in ("clipping", "seeds", "tuning")),
+    ]
+
+
+def identity(report: "PrivacyReport") -> Rows:
+    """What the report is about."""
+    file = "not stated"
+    if report.model_file is not None:
+        file = f"{report.model_file}, SHA-256 {report.model_file_sha256}"
+    return [
+        ("weights", report.weights),
+        ("model", _line(report.model_name)),
+        ("file", _line(file)),
+        ("data, as stated", _line(report.data_description)),
+        ("date", report.date),
+    ]
+
+
+def titled_lists(report: "PrivacyReport") -> dict[str, tuple[str, ...]]:
+    """All that is said in sentences, by title."""
+    return {
+        "What is protected, and from whom": report.protection,
+        "What epsilon means": report.meaning,
+        "Assumptions: who must have done what": report.assumptions,
+        "Not covered by epsilon": report.not_covered,
+    }
+
+
+def software(report: "PrivacyReport") -> str:
+    """The versions in one line."""
+    return ", ".join(f"{name} {version}" for name, version in report.versions.items())
+
+
+def _lists(report: "PrivacyReport", title: str) -> str:
+    """Return the sentences as lists under titles of the given form, and the versions."""
+    lists = [
+        title.format(name) + "\n".join(f"- {each}" for each in texts)
+        for name, texts in titled_lists(report).items()
+    ]
+    return "\n\n".join([*lists, f"Made with {software(report)}.\n"])
+
+
+def _line(text: str) -> str:
+    """Return a text in one line."""
+    return " ".join(text.split())

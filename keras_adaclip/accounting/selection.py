@@ -36,19 +36,28 @@ import math
 import random
 import secrets
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from keras_adaclip import _checks
-from keras_adaclip.accounting import lazy_dp as dp
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
 from keras_adaclip.accounting.epsilon import warn_of_large_delta
-from keras_adaclip.accounting.events import CountedEvents, PlannedRun, counted_events
-from keras_adaclip.accounting.kinds import DISTRIBUTIONS, ORDERS, Floats, selection_in_words
+from keras_adaclip.accounting.events import PlannedRun, counted_events, dp, neighboring_relation
+from keras_adaclip.accounting.kinds import (
+    DISTRIBUTIONS,
+    ORDERS,
+    Floats,
+    SelectionCost,
+    selection_in_words,
+)
+from keras_adaclip.accounting.ledger import Ledger
 from keras_adaclip.accounting.row import LedgerRow
 
 # The largest share by which `dp_accounting` lowers the parameter of the logarithmic distribution.
 _SLACK = 1e-9
+# Sums of the same numbers in another order differ by this share.
+_ROUNDING = 1e-9
 _ORDERS = np.array(ORDERS, dtype=np.float64)
 
 
@@ -123,12 +132,17 @@ class RandomSelection:
         Returns:
             Epsilon, an upper bound by Rényi divergences.
         """
-        return self._epsilon(counted_events(rows), delta)
+        return self.epsilon_of(composed_divergences(counted_events(rows)), delta)
 
-    def _epsilon(self, run: CountedEvents, delta: float) -> float:
-        """Epsilon of the selection, if each run has these events."""
-        divergences = self.divergences(composed_divergences(run))
-        return epsilon_of_divergences(divergences, _checks.check_between_0_and_1("delta", delta))
+    def epsilon_of(self, divergences: Floats, delta: float) -> float:
+        """Epsilon of the selection, if each run has these Rényi divergences.
+
+        Args:
+            divergences: One for each order of the accountants.
+            delta: Delta, between 0 and 1.
+        """
+        delta = _checks.check_between_0_and_1("delta", delta)
+        return epsilon_of_divergences(self.divergences(divergences), delta)
 
     def divergences(self, divergences: Floats) -> Floats:
         """Rényi divergences of the selection.
@@ -143,29 +157,24 @@ class RandomSelection:
         # something together, because their deltas add up.
         if not divergences.any() or not np.isfinite(divergences).any():
             return divergences
-        selected = _selected_divergences(divergences, self.mean_trials, self.distribution)
+        share_of_mean = math.log(self.mean_trials) / (_ORDERS - 1.0)
+        if self.distribution == "poisson":
+            deltas = [
+                dp.rdp.rdp_privacy_accountant.compute_delta(
+                    ORDERS, divergences, math.log1p(1 / (order - 1))
+                )
+                for order in ORDERS
+            ]
+            selected = divergences + self.mean_trials * np.array(deltas)[:, 0] + share_of_mean
+        else:
+            shape = 1.0 if self.distribution == "geometric" else 0.0
+            stop = stop_probability(self.mean_trials, self.distribution)
+            second = np.min((1.0 - 1.0 / _ORDERS) * divergences - math.log(stop) / _ORDERS)
+            selected = growing(divergences + (1.0 + shape) * second + share_of_mean)
         return np.maximum(divergences, selected)
 
     def __str__(self) -> str:
         return selection_in_words(self.distribution, self.mean_trials)
-
-
-def _selected_divergences(divergences: Floats, mean_trials: float, distribution: str) -> Floats:
-    """Upper bounds on the divergences of the best of a random number of runs."""
-    share_of_mean = math.log(mean_trials) / (_ORDERS - 1.0)
-    if distribution == "poisson":
-        deltas = [
-            dp.rdp.rdp_privacy_accountant.compute_delta(
-                ORDERS, divergences, math.log1p(1 / (order - 1))
-            )
-            for order in ORDERS
-        ]
-        return divergences + mean_trials * np.array(deltas)[:, 0] + share_of_mean
-    shape = 1.0 if distribution == "geometric" else 0.0
-    stop = stop_probability(mean_trials, distribution)
-    second = np.min((1.0 - 1.0 / _ORDERS) * divergences - math.log(stop) / _ORDERS)
-    bounds = divergences + (1.0 + shape) * second + share_of_mean
-    return growing(bounds)
 
 
 def growing(divergences: Floats) -> Floats:
@@ -233,4 +242,135 @@ def selection_epsilon(
     selection = RandomSelection(mean_trials, distribution)
     run = PlannedRun.of(num_examples, batch_size, epochs, steps, sampling, steps_per_epoch)
     warn_of_large_delta(_checks.check_between_0_and_1("delta", delta), num_examples)
-    return selection._epsilon(run.events(noise_multiplier), delta)
+    return selection.epsilon_of(composed_divergences(run.events(noise_multiplier)), delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunBounds:
+    """Planned ledgers. Each run of a search spends at most the largest of them at every order.
+
+        e(a) = max_h e_h(a)
+
+    with e_h(a) the Rényi divergence at order a of a run with the hyperparameters h. A run that
+    draws h from a fixed distribution, and releases h with its result, has a divergence of at most
+    e(a): the moment exp((a - 1) e(a)) of such a run is the mean over h of the moments of runs with
+    h.
+
+    Args:
+        plans: A `Ledger` for each kind of run, with all steps that the run would take.
+
+    Raises:
+        TypeError: If a plan is no `Ledger`.
+        ValueError: If there is no plan, or some are about examples and others about clients.
+
+    Example:
+
+    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
+    >>> bounds = RunBounds((Ledger((row.advance(3515),)),))
+    >>> bounds.covers(Ledger((row.advance(3515),))), bounds.covers(Ledger((row.advance(3516),)))
+    (True, False)
+    >>> print(f"{bounds.epsilon(delta=1e-5):.2f}")
+    1.56
+    """
+
+    plans: tuple[Ledger, ...]
+
+    def __post_init__(self) -> None:
+        if not self.plans:
+            raise ValueError("Argument `plans` must hold at least one `Ledger`. Received: plans=()")
+        if not all(isinstance(plan, Ledger) for plan in self.plans):
+            raise TypeError(f"Argument `plans` must hold `Ledger`s. Received: plans={self.plans!r}")
+        # A plan is what was spent, whoever spent it.
+        plans = dict.fromkeys(plan.owned_by(0) for plan in self.plans)
+        object.__setattr__(self, "plans", tuple(plans))
+        Ledger(self._rows())  # Refuses examples beside clients.
+
+    @property
+    def neighboring_relation(self) -> str:
+        """The relation under which the bound is stated."""
+        return neighboring_relation(self._rows())
+
+    def covers(self, ledger: Ledger) -> bool:
+        """Whether a run with this ledger has kept the bound.
+
+        Args:
+            ledger: What the run has spent.
+        """
+        if ledger.steps == 0:
+            return True
+        relation = self.neighboring_relation
+        if neighboring_relation((*self._rows(), *ledger)) != relation:
+            return False
+        if ledger.unit not in {plan.unit for plan in self.plans}:
+            return False
+        # The series of `dp_accounting` does not converge at some orders, which depend on the noise.
+        # The divergence there is infinite, so less noise might not look like more. `growing`
+        # replaces it by a finite bound at a later order.
+        spent = growing(composed_divergences(counted_events(ledger, relation)))
+        return bool(np.all(spent <= growing(self.divergences) * (1 + _ROUNDING)))
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon of one run.
+
+        Args:
+            delta: Delta, between 0 and 1.
+
+        Returns:
+            Epsilon, an upper bound by Rényi divergences.
+        """
+        delta = _checks.check_between_0_and_1("delta", delta)
+        return epsilon_of_divergences(self.divergences, delta)
+
+    def selection_epsilon(self, selection: RandomSelection, delta: float) -> float:
+        """Epsilon of the best of a random number of runs.
+
+        Args:
+            selection: The distribution of the number of runs.
+            delta: Delta of the selection.
+
+        Returns:
+            Epsilon, an upper bound by Rényi divergences.
+        """
+        return selection.epsilon_of(self.divergences, delta)
+
+    def selected(self, selection: RandomSelection) -> Ledger:
+        """The ledger of a model that was released as the best of several runs.
+
+        Args:
+            selection: The distribution of the number of runs.
+
+        Returns:
+            One row with the cost of the selection and the steps of the longest run; no row if no
+            run takes a step.
+        """
+        rows = tuple(row for row in self._rows() if row.steps > 0)
+        if not rows:
+            return Ledger()
+        divergences = selection.divergences(self.divergences)
+        cost = SelectionCost(
+            selection.distribution,
+            selection.mean_trials,
+            frozenset(sampling for row in rows for sampling in row.samplings),
+            tuple(divergences.tolist()),
+        )
+        least_noise = min(rows, key=lambda row: row.noise_multiplier)
+        steps = max(plan.steps for plan in self.plans)
+        released = dataclasses.replace(
+            least_noise.emptied(), steps=steps, releases=1, selection=cost
+        )
+        return Ledger((released,))
+
+    def to_list(self) -> list[Any]:
+        """The plans as plain values for a JSON file."""
+        return [plan.to_array().tolist() for plan in self.plans]
+
+    def _rows(self) -> tuple[LedgerRow, ...]:
+        """Return the rows of all plans."""
+        return tuple(row for plan in self.plans for row in plan)
+
+    @property
+    def divergences(self) -> Floats:
+        """The largest divergence among the plans at each order of the accountants."""
+        relation = self.neighboring_relation
+        counted = [counted_events(plan, relation) for plan in self.plans]
+        return np.max([composed_divergences(each) for each in counted], axis=0)

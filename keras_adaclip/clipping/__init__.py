@@ -6,13 +6,12 @@ from typing import Any
 import keras
 
 from keras_adaclip.clipping.adaclip import AdaClip
-from keras_adaclip.clipping.automatic import AutomaticClipping
+from keras_adaclip.clipping.automatic import PSAC, AutomaticClipping
 from keras_adaclip.clipping.clipper import Clipper
 from keras_adaclip.clipping.expected_error import ExpectedErrorClipping
 from keras_adaclip.clipping.fixed import FixedClipping
 from keras_adaclip.clipping.groups import ParameterGroups
 from keras_adaclip.clipping.mean_norm import MeanNormClipping
-from keras_adaclip.clipping.psac import PSAC
 from keras_adaclip.clipping.quantile import QuantileClipping
 from keras_adaclip.clipping.scheduled import ScheduledClipping
 from keras_adaclip.clipping.slaclip import SlaClip

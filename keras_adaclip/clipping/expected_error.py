@@ -25,9 +25,8 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip._checks import check_positive, optional
-from keras_adaclip.clipping.adaptive import AdaptiveClipping
 from keras_adaclip.clipping.groups import CLIP_NORM_RANGE, Groups, ParameterGroups, check_clip_norm
-from keras_adaclip.clipping.strategy import Release, State, Tensor
+from keras_adaclip.clipping.strategy import AdaptiveClipping, Release, State, Tensor
 
 _BOUND_FACTOR, _MOST_NOISE, _LONGEST_MOVE = 2.0, 1e12, 3.0
 

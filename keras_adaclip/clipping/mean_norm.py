@@ -12,9 +12,8 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip._checks import check_positive, optional
-from keras_adaclip.clipping.adaptive import AdaptiveClipping
 from keras_adaclip.clipping.groups import CLIP_NORM_RANGE, Groups, ParameterGroups, check_clip_norm
-from keras_adaclip.clipping.strategy import Release, State, Tensor
+from keras_adaclip.clipping.strategy import AdaptiveClipping, Release, State, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")

@@ -1,6 +1,6 @@
 """Scores of single clients, and their table."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,13 @@ from keras import ops
 
 from keras_adaclip import training
 from keras_adaclip.backend import keras_private
-from keras_adaclip.federated.client_sources import Examples, copied, joined, num_rows, rows_of
+from keras_adaclip.federated.client_sources import copied, num_rows, rows_of
 from keras_adaclip.federated.clients import ClientData, checked_clients
 from keras_adaclip.federated.local_training import with_rows_masked
 from keras_adaclip.federated.round_batch import rounded_up
 from keras_adaclip.gradients import Batch, call_model, mapped
 from keras_adaclip.sampling import as_arrays
 
-# Examples in memory at a time, unless one client has more.
-_MOST_ROWS = 1 << 16
 _PERCENTS = (5, 25, 50, 75, 95)
 
 
@@ -99,90 +97,44 @@ class ClientScores:
         return f"{len(self):,} client{'' if len(self) == 1 else 's'}"
 
 
-class PerClient:
-    """Scores of single clients."""
+def scores_of_clients(model: Any, clients: ClientData, batch_size: int) -> ClientScores:
+    """Return loss and metrics of each client; see `FederatedTraining.evaluate_clients`."""
+    checked_clients(clients)
+    if not model.compiled:
+        raise ValueError("Call `compile` with a loss before `evaluate_clients`.")
+    keras_private.build_for_training(model, *clients.first_examples(), None)
+    ids, counts, scores = [], [], []
+    for position, client_id in enumerate(clients.client_ids):
+        examples = copied(as_arrays(clients.examples_at(position)))
+        if count := num_rows(examples):
+            ids.append(client_id)
+            counts.append(count)
+            model.reset_metrics()
+            parts = (slice(first, first + batch_size) for first in range(0, count, batch_size))
+            *_, logs = (_scores_with(model, *rows_of(examples, part)) for part in parts)
+            scores.append(logs)
+    model.reset_metrics()
+    values = {name: np.array([each[name] for each in scores]) for name in scores[0]}
+    return ClientScores(ids, np.array(counts), values)
 
-    def evaluate_clients(self, clients: ClientData, batch_size: int | None = None) -> ClientScores:
-        """Return loss and metrics of each client, for a look at whom the model serves badly.
 
-        They are computed from raw data, and are not private. Clients without examples are left out.
+def _scores_with(model: Any, x: Any, y: Any) -> dict[str, float]:
+    """Return loss and metrics of a client so far, with some more of its examples."""
+    count = num_rows((x, y))
+    # Of a few sizes, for each of which JAX compiles the operations.
+    size = rounded_up(count)
 
-        Args:
-            clients: The clients.
-            batch_size: The number of examples to predict at a time; None means 32.
+    def padded(value: Any) -> Any:
+        """Return rows with copies of the first one behind them, as a tensor."""
+        copies = np.repeat(value[:1], size - count, axis=0)
+        return ops.convert_to_tensor(np.concatenate([value, copies]))
 
-        Raises:
-            TypeError: If `clients` is no `ClientData`.
-            ValueError: If the model is not compiled.
-        """
-        checked_clients(clients)
-        if not self.compiled:  # type: ignore[attr-defined]
-            raise ValueError("Call `compile` with a loss before `evaluate_clients`.")
-        x, y = clients.first_examples()
-        keras_private.build_for_training(self, x, y, None)
-        x = keras.tree.map_structure(ops.convert_to_tensor, x)
-        outputs = keras.tree.flatten(call_model(self, x, training=False))
-        # Keras's `predict` drops masks, which losses and metrics heed.
-        is_masked = any(keras_private.mask_of(output) is not None for output in outputs)
-        ids, counts, scores = [], [], []
-        for position, (x, y), predictions in self._predictions(clients, batch_size, is_masked):
-            ids.append(clients.client_ids[position])
-            counts.append(num_rows((x, y)))
-            scores.append(self._scores(x, y, predictions))
-        self.reset_metrics()  # type: ignore[attr-defined]
-        values = {name: np.array([each[name] for each in scores]) for name in scores[0]}
-        return ClientScores(ids, np.array(counts), values)
-
-    def _predictions(
-        self, clients: ClientData, batch_size: int | None, examples_alone: bool = False
-    ) -> Iterator[tuple[int, Examples, Any]]:
-        """Yield position, examples and predictions of each client with examples.
-
-        Args:
-            clients: The clients.
-            batch_size: The number of examples to predict at a time.
-            examples_alone: Whether None is yielded in the place of the predictions.
-        """
-        waiting: list[tuple[int, Examples]] = []
-        num_waiting = 0
-        for position in range(len(clients)):
-            examples = copied(as_arrays(clients.examples_at(position)))
-            if num_rows(examples) > 0:
-                waiting.append((position, examples))
-                num_waiting += num_rows(examples)
-            if not waiting or (num_waiting < _MOST_ROWS and position < len(clients) - 1):
-                continue
-            found = None
-            if not examples_alone:
-                inputs, _ = joined((x, None) for _, (x, _) in waiting)
-                found = self.predict(inputs, batch_size, verbose=0)  # type: ignore[attr-defined]
-            first = 0
-            for place, examples in waiting:
-                end = first + num_rows(examples)
-                yield place, examples, rows_of((found, None), slice(first, end))[0]
-                first = end
-            waiting, num_waiting = [], 0
-
-    def _scores(self, x: Any, y: Any, predictions: Any) -> dict[str, float]:
-        """Return loss and metrics of a client's examples."""
-        count = num_rows((x, y))
-        # Of a few sizes, for each of which JAX compiles the operations.
-        size = rounded_up(count)
-
-        def padded(value: Any) -> Any:
-            """Return rows with copies of the first one behind them, as a tensor."""
-            copies = np.repeat(value[:1], size - count, axis=0)
-            return ops.convert_to_tensor(np.concatenate([value, copies]))
-
-        present = ops.arange(size) < count
-        x, y, predictions = (mapped(padded, part) for part in (x, y, predictions))
-        if predictions is None:
-            predictions = call_model(self, x, training=False)
-        predictions = keras.tree.map_structure(
-            lambda value: with_rows_masked(value, present), predictions
-        )
-        self.reset_metrics()  # type: ignore[attr-defined]
-        loss = self.compute_loss(x=x, y=y, y_pred=predictions, training=False)  # type: ignore[attr-defined]
-        keras_private.loss_tracker(self).update_state(loss)
-        logs = training.update_metrics(self, Batch(x, y, None, present), predictions)
-        return {name: float(ops.convert_to_numpy(value)) for name, value in logs.items()}
+    present = ops.arange(size) < count
+    x, y = mapped(padded, x), mapped(padded, y)
+    predictions = keras.tree.map_structure(
+        lambda value: with_rows_masked(value, present), call_model(model, x, training=False)
+    )
+    loss = model.compute_loss(x=x, y=y, y_pred=predictions, training=False)
+    keras_private.loss_tracker(model).update_state(loss, count)
+    logs = training.update_metrics(model, Batch(x, y, None, present), predictions)
+    return {name: float(ops.convert_to_numpy(value)) for name, value in logs.items()}

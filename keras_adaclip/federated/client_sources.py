@@ -3,10 +3,10 @@
 Two ids of one person would let that person contribute twice, so ids that look alike are refused.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 from numpy.random import Generator
@@ -153,48 +153,36 @@ def columns_of(frame: Any, client: str, label: Any, features: Any) -> tuple[Any,
     return x, y, frame[client]
 
 
-class Hdf5Reader:
-    """Reads clients of an HDF5 file by their ids; see `ClientData.from_hdf5`.
+def hdf5_client_ids(path: Any) -> list[str]:
+    """Return the ids of the clients in an HDF5 file.
 
-    Another process opens the file again.
+    Raises:
+        ValueError: If the file has another layout.
     """
-
-    def __init__(self, path: Any, x: Any, y: Any) -> None:
-        self._path, self._features = path, (x, y)
-        self._file: Any = None
-        self._process: int | None = None
-
-    def clients(self) -> Any:
-        """Return the group of all clients, in a file that this process has opened."""
-        import h5py
-
-        if self._file is None or self._process != os.getpid():
-            self._file, self._process = h5py.File(self._path, "r"), os.getpid()
-        if _GROUP not in self._file:
+    with h5py.File(path, "r") as file:
+        if _GROUP not in file:
             raise ValueError(
-                f"{self._path} has no group '{_GROUP}', which holds the clients in the layout of "
-                f"TensorFlow Federated. It has: {', '.join(map(repr, self._file)) or 'nothing'}"
+                f"{path} has no group '{_GROUP}', which holds the clients in the layout of "
+                f"TensorFlow Federated. It has: {', '.join(map(repr, file)) or 'nothing'}"
             )
-        return self._file[_GROUP]
+        return list(file[_GROUP])
 
-    def __call__(self, client_id: str) -> Examples:
-        """Return the arrays `(x, y)` of one client."""
-        features = self.clients()[client_id]
+
+def hdf5_client(path: Any, x: Any, y: Any, client_id: str) -> Examples:
+    """Return the arrays `(x, y)` of a client in an HDF5 file; see `ClientData.from_hdf5`."""
+    with h5py.File(path, "r") as file:
+        features = file[_GROUP][client_id]
 
         def read(name: str) -> np.ndarray:
             """Return one feature of the client."""
             if name not in features:
                 raise ValueError(
-                    f"Client {client_id!r} in {self._path} has no feature {name!r}. "
+                    f"Client {client_id!r} in {path} has no feature {name!r}. "
                     f"It has: {', '.join(map(repr, features))}"
                 )
             return np.asarray(features[name])
 
-        x, y = (mapped(read, part) for part in self._features)
-        return x, y
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None}
+        return mapped(read, x), mapped(read, y)
 
 
 def num_rows(examples: Examples) -> int:

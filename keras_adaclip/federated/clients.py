@@ -88,9 +88,15 @@ class ClientData(abc.ABC):
 
         Raises:
             TypeError: If an argument is of the wrong type, or an example has no client.
-            ValueError: If lengths differ, or an id is missing in the population.
+            ValueError: If lengths differ, or an id is missing in the population or twice in it.
         """
-        return _OfArrays(x, y, client_ids, population)
+        examples = x, y = as_arrays((x, y))
+        ids, places = sources.numbered(client_ids, population)
+        common_length({"x": x, "client_ids": places} | ({} if y is None else {"y": y}))
+        ends = np.cumsum(np.bincount(places, minlength=len(ids)))
+        rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
+        read = functools.partial(_rows_by_id, examples, dict(zip(ids, rows, strict=True)))
+        return _OfFunction(ids, read, [len(each) for each in rows])
 
     @staticmethod
     def from_dict(examples: Mapping[Any, Any]) -> "ClientData":
@@ -133,8 +139,9 @@ class ClientData(abc.ABC):
             ValueError: If the file has another layout, or lacks a feature.
             RuntimeError: While training, if a client lacks a feature.
         """
-        read = sources.Hdf5Reader(path, x, y)
-        clients = _OfFunction(list(read.clients()), read)
+        path = os.path.abspath(path)
+        read = functools.partial(sources.hdf5_client, path, x, y)
+        clients = _OfFunction(sources.hdf5_client_ids(path), read)
         read(clients.client_ids[0])
         return clients
 
@@ -171,7 +178,7 @@ class ClientData(abc.ABC):
         Raises:
             TypeError: When a client is read, if `preprocess` returns no tuple `(x, y)`.
         """
-        return _Mapped(self, preprocess)
+        return _Derived(self, change=functools.partial(_preprocessed, preprocess))
 
     def subset(self, client_ids: Sequence[Any]) -> "ClientData":
         """Return some of the clients.
@@ -183,7 +190,7 @@ class ClientData(abc.ABC):
             KeyError: If there is no client with one of the ids.
             ValueError: If an id occurs twice, or there is none.
         """
-        return _Subset(self, [self._positions[client_id] for client_id in client_ids])
+        return _Derived(self, [self._positions[client_id] for client_id in client_ids])
 
     def split(
         self, test_fraction: float, by: str = "client", seed: int | None = None
@@ -215,7 +222,8 @@ class ClientData(abc.ABC):
         check_choice("by", by, ("client", "examples"))
         seed = secrets.randbits(64) if seed is None else check_integer("seed", seed)
         if by == "examples":
-            train, test = (_Part(self, test_fraction, seed, is_test) for is_test in (False, True))
+            change = functools.partial(_part_of, test_fraction, seed)
+            train, test = (_Derived(self, change=functools.partial(change, n)) for n in (0, 1))
             return train, test
         draws = [sources.generator_of(each, seed, _OF_CLIENTS).random() for each in self.client_ids]
         is_test = np.array(draws) < test_fraction
@@ -225,7 +233,7 @@ class ClientData(abc.ABC):
                 "`test_fraction`, or divide the examples of each client with `by='examples'`. "
                 f"Received: test_fraction={test_fraction}, seed={seed}"
             )
-        return _Subset(self, np.flatnonzero(~is_test)), _Subset(self, np.flatnonzero(is_test))
+        return _Derived(self, np.flatnonzero(~is_test)), _Derived(self, np.flatnonzero(is_test))
 
     @abc.abstractmethod
     def examples_at(self, position: int) -> tuple[Any, Any]:
@@ -301,25 +309,6 @@ def checked_clients(clients: Any) -> ClientData:
     return clients
 
 
-class _OfArrays(ClientData):
-    """Clients whose examples are rows of arrays in memory; see `ClientData.from_arrays`."""
-
-    def __init__(self, x: Any, y: Any, client_ids: Any, population: Any) -> None:
-        self._examples = x, y = as_arrays((x, y))
-        self.client_ids, places = sources.numbered(client_ids, population)
-        common_length({"x": x, "client_ids": places} | ({} if y is None else {"y": y}))
-        ends = np.cumsum(np.bincount(places, minlength=len(self.client_ids)))
-        self._rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
-
-    def num_examples_at(self, position: int) -> int:
-        """Return the number of examples of one client."""
-        return len(self._rows[position])
-
-    def examples_at(self, position: int) -> Examples:
-        """Return the arrays `(x, y)` of one client."""
-        return rows_of(self._examples, self._rows[position])
-
-
 class _OfFunction(ClientData):
     """Clients that a function reads; see `ClientData.from_function`."""
 
@@ -358,60 +347,58 @@ class _OfFunction(ClientData):
         return examples
 
 
-class _Mapped(ClientData):
-    """Clients whose examples a function changes; see `ClientData.map`."""
+class _Derived(ClientData):
+    """Some of other clients, or their examples changed.
 
-    def __init__(self, clients: ClientData, function: Any) -> None:
-        self._clients, self._function = clients, function
-        self.client_ids = clients.client_ids
+    Args:
+        clients: The other clients.
+        positions: The positions of those that are kept; None keeps all.
+        change: Takes the id of a client and its `(x, y)`, and returns those to use in their place;
+            None leaves them.
+    """
 
-    def examples_at(self, position: int) -> Examples:
-        """Return the arrays `(x, y)` of one client."""
-        found = self._function(*self._clients.examples_at(position))
-        if not _is_pair(found):
-            raise TypeError(
-                "The function must return the examples of a client as a tuple `(x, y)`. "
-                f"Received: {type(found).__name__}"
-            )
-        return copied(found)
-
-
-class _Subset(ClientData):
-    """Some of the clients; see `ClientData.subset`."""
-
-    def __init__(self, clients: ClientData, positions: Sequence[int] | np.ndarray) -> None:
-        self._clients, self._kept = clients, positions
-        self.client_ids = sources.distinct([clients.client_ids[each] for each in positions])
+    def __init__(self, clients: ClientData, positions: Any = None, change: Any = None) -> None:
+        self._clients, self._change = clients, change
+        self._kept = range(len(clients)) if positions is None else positions
+        self.client_ids = sources.distinct([clients.client_ids[each] for each in self._kept])
 
     def num_examples_at(self, position: int) -> int:
         """Return the number of examples of one client."""
+        if self._change is not None:
+            return super().num_examples_at(position)
         return self._clients.num_examples_at(self._kept[position])
 
     def examples_at(self, position: int) -> Examples:
         """Return the arrays `(x, y)` of one client."""
-        return self._clients.examples_at(self._kept[position])
+        x, y = self._clients.examples_at(self._kept[position])
+        return (x, y) if self._change is None else self._change(self.client_ids[position], x, y)
 
 
-class _Part(ClientData):
-    """A part of the examples of each client; see `ClientData.split`.
+def _rows_by_id(examples: Examples, rows: Mapping[Any, np.ndarray], client_id: Any) -> Examples:
+    """Return the examples of a client among those of all."""
+    return rows_of(examples, rows[client_id])
 
-    The examples of a client are shuffled by the seed and by its id, so that no other client has
-    a say in it.
+
+def _preprocessed(function: Any, client_id: Any, x: Any, y: Any) -> Examples:
+    """Return what a function makes of the examples of a client; see `ClientData.map`."""
+    found = function(x, y)
+    if not _is_pair(found):
+        raise TypeError(
+            "The function must return the examples of a client as a tuple `(x, y)`. "
+            f"Received: {type(found).__name__}"
+        )
+    return copied(found)
+
+
+def _part_of(fraction: float, seed: int, number: int, client_id: Any, x: Any, y: Any) -> Examples:
+    """Return the training part (0) or the test part (1) of a client; see `ClientData.split`.
+
+    The examples are shuffled by the seed and by the id, so that no other client has a say in it.
     """
-
-    def __init__(self, clients: ClientData, fraction: float, seed: int, is_test: bool) -> None:
-        self._clients, self._fraction = clients, fraction
-        self._seed, self._is_test = seed, is_test
-        self.client_ids = clients.client_ids
-
-    def examples_at(self, position: int) -> Examples:
-        """Return the arrays `(x, y)` of one client."""
-        examples = self._clients.examples_at(position)
-        generator = sources.generator_of(self.client_ids[position], self._seed, _OF_EXAMPLES)
-        order = generator.permutation(num_rows(examples))
-        # At least one example stays for training.
-        num_tests = min(round(self._fraction * len(order)), max(len(order) - 1, 0))
-        return rows_of(examples, np.sort(order[:num_tests] if self._is_test else order[num_tests:]))
+    order = sources.generator_of(client_id, seed, _OF_EXAMPLES).permutation(num_rows((x, y)))
+    # At least one example stays for training.
+    num_tests = min(round(fraction * len(order)), max(len(order) - 1, 0))
+    return rows_of((x, y), np.sort((order[num_tests:], order[:num_tests])[number]))
 
 
 def _is_pair(found: Any) -> bool:

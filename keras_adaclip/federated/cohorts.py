@@ -110,6 +110,8 @@ class CohortBatches(keras.utils.PyDataset):
 
     Attributes:
         data: The facts of the rounds.
+        first: Examples, for shapes and types.
+        process: The number of this process.
         most_lanes: The largest number of lanes on a device.
         num_shards: The number of devices of this process that share a round.
         has_seeds: Whether local steps have seeds, for models that draw random numbers.
@@ -136,8 +138,8 @@ class CohortBatches(keras.utils.PyDataset):
         if first is None:
             first = self._parts(*clients.first_examples())
         share = processes.share_of_this_process(len(clients), first)
-        self._process, self._shared_bits = share.number, share.shared_bits
-        self._first = first = share.first_rows
+        self.process, self._shared_bits = share.number, share.shared_bits
+        self.first = first = share.first_rows
         # The number of the first client of each process, and the number of all.
         self._first_numbers = (0, *np.cumsum(share.rows_of_processes).tolist())
         self._sizes = _sizes_of_all(clients) if self.num_processes > 1 else None
@@ -180,8 +182,7 @@ class CohortBatches(keras.utils.PyDataset):
     @property
     def example(self) -> dict[str, Any]:
         """A batch of no client, for types and shapes."""
-        size = self.settings.client_batch_size
-        return round_batch([], self._first, size, self.has_seeds, 1, self.num_shards)
+        return round_batch(self, [], num_lanes=1)
 
     def begin_run(self, steps_before: int) -> None:
         """Make the draws that follow differ from those of earlier runs with the same seed.
@@ -236,16 +237,7 @@ class CohortBatches(keras.utils.PyDataset):
         num_shards = self.num_shards * self.num_processes
         num_lanes = best_num_lanes(num_steps, self.most_lanes, self._num_lanes, num_shards)
         self._num_lanes = num_lanes
-        return round_batch(
-            clients,
-            self._first,
-            self.settings.client_batch_size,
-            self.has_seeds,
-            num_lanes,
-            self.num_shards,
-            self._process,
-            self.num_processes,
-        )
+        return round_batch(self, clients, num_lanes)
 
     def client(self, number: int, key: int, position: int | None = None) -> RoundClient:
         """Return what a client brings to a round; of one of another process, how long it trains.
@@ -262,9 +254,9 @@ class CohortBatches(keras.utils.PyDataset):
         settings = self.settings
         if self._sizes is not None:
             process = int(np.searchsorted(self._first_numbers, number, side="right")) - 1
-            if process != self._process:
+            if process != self.process:
                 return RoundClient(*self._rows_and_steps(int(self._sizes[number])), process)
-        position = number - self._first_numbers[self._process] if position is None else position
+        position = number - self._first_numbers[self.process] if position is None else position
         examples = self._examples_at(position)
         num_examples = len(keras.tree.flatten(examples)[0])
         if self._sizes is not None and num_examples != self._sizes[number]:
@@ -275,7 +267,7 @@ class CohortBatches(keras.utils.PyDataset):
             )
         num_rows, num_steps = self._rows_and_steps(num_examples)
         if num_rows == 0:
-            return RoundClient(0, 0, self._process)
+            return RoundClient(0, 0, self.process)
         generator = np.random.Generator(np.random.Philox(key=[np.uint64(key), np.uint64(number)]))
         if num_rows < num_examples:
             rows = generator.choice(num_examples, num_rows, replace=False)
@@ -287,10 +279,9 @@ class CohortBatches(keras.utils.PyDataset):
         seeds = None
         if self.has_seeds:
             seeds = generator.integers(-(2**31), 2**31, (num_steps, 2), np.int32)
-        weighting = settings.client_weighting
-        weight = 1.0 if weighting is None else weighting.weight(num_rows)
+        weight = settings.weighting.weight(num_rows)
         order = order.reshape(-1, size)
-        return RoundClient(num_rows, num_steps, self._process, examples, order, seeds, weight)
+        return RoundClient(num_rows, num_steps, self.process, examples, order, seeds, weight)
 
     def _rows_and_steps(self, num_examples: int) -> tuple[int, int]:
         """Return how many examples of a client take part, and in how many local steps."""
@@ -313,14 +304,14 @@ class CohortBatches(keras.utils.PyDataset):
             ValueError: If they are unlike those of the first client.
         """
         client = self._parts(*copied(as_arrays(self.clients.examples_at(position))))
-        keras.tree.assert_same_structure(self._first, client)
+        keras.tree.assert_same_structure(self.first, client)
         if self._casts:
-            client = keras.tree.map_structure(_as_kind_of, client, self._first)
+            client = keras.tree.map_structure(_as_kind_of, client, self.first)
         arrays = keras.tree.flatten(client)
         found = [(array.shape, str(array.dtype)) for array in arrays]
         expected = [
             ((len(arrays[0]), *array.shape[1:]), str(array.dtype))
-            for array in keras.tree.flatten(self._first)
+            for array in keras.tree.flatten(self.first)
         ]
         if found != expected:
             raise ValueError(

@@ -15,7 +15,7 @@ from keras_adaclip._checks import check_between_0_and_1
 from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
 from keras_adaclip.federated import preparation
-from keras_adaclip.federated.client_scores import PerClient
+from keras_adaclip.federated.client_scores import ClientScores, scores_of_clients
 from keras_adaclip.federated.clients import ClientData, checked_clients
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.local_training import LocalTraining
@@ -25,7 +25,7 @@ from keras_adaclip.gradients import fast_calls_of
 from keras_adaclip.optimizers import AccountedOptimizer
 
 
-class FederatedTraining(PerClient, training.TrainingBase):
+class FederatedTraining(training.TrainingBase):
     """Federated `compile`, `fit` and `evaluate` for a Keras model class.
 
     Attributes:
@@ -229,6 +229,21 @@ class FederatedTraining(PerClient, training.TrainingBase):
         if isinstance(x, ClientData):
             x, y = x.all_examples()
         return super().evaluate(x, y, *args, **kwargs)
+
+    def evaluate_clients(self, clients: ClientData, batch_size: int | None = None) -> ClientScores:
+        """Return loss and metrics of each client, for a look at whom the model serves badly.
+
+        They are computed from raw data, and are not private. Clients without examples are left out.
+
+        Args:
+            clients: The clients.
+            batch_size: The number of examples to predict at a time; None means 1,024.
+
+        Raises:
+            TypeError: If `clients` is no `ClientData`.
+            ValueError: If the model is not compiled.
+        """
+        return scores_of_clients(self, clients, batch_size or 1024)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Raise `NotImplementedError`: a batch does not say which client an example belongs to."""

@@ -4,8 +4,9 @@ A server that is not the clients' process sends weights and clipping state, and 
 nodes return. See `integrations.flower`.
 """
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -104,15 +105,12 @@ class NodeTraining:
 
     def _sum_of(self, clients: list[RoundClient]) -> _Sum:
         """Return the sum of what some clients contribute, without those that cannot be trained."""
-        try:
+        with _left_out("A client of this node"):
             return self.model.contribute(self._batches.batch_of(clients))
-        except BaseException as error:
-            _raise_if_asked_to_end(error)
-            if len(clients) <= 1:
-                _log.warning("A client adds nothing to this round: %s", error)
-                return self.model.contribute(self._batches.batch_of([]))
+        total, statistics = self.model.contribute(self._batches.batch_of([]))
+        if len(clients) <= 1:
+            return total, statistics
         # One of them cannot be trained, as on a label that the loss does not know.
-        total, statistics = self._sum_of([])
         for client in clients:
             sums, of_client = self._sum_of([client])
             total = [one + other for one, other in zip(total, sums, strict=True)]
@@ -121,17 +119,19 @@ class NodeTraining:
 
     def _client(self, position: int, number: int, key: int) -> RoundClient | None:
         """Return what a client brings; None if that fails."""
-        try:
+        with _left_out(f"Client {position} of this node"):
             return self._batches.client(number, key, position)
-        # One client must not decide whether the others take part: not by a panic of a library, nor
-        # by an exit.
-        except BaseException as error:
-            _raise_if_asked_to_end(error)
-            _log.warning("Client %s of this node adds nothing to this round: %s", position, error)
-            return None
+        return None
 
 
-def _raise_if_asked_to_end(error: BaseException) -> None:
-    """Raise an error that does not come from a client's data."""
-    if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
-        raise error
+@contextlib.contextmanager
+def _left_out(who: str) -> Iterator[None]:
+    """Log an error that comes from a client's data, and raise others."""
+    try:
+        yield
+    # One client must not decide whether the others take part: not by a panic of a library, nor
+    # by an exit.
+    except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+            raise
+        _log.warning("%s adds nothing to this round: %s", who, error)

@@ -49,7 +49,6 @@ def contribution_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
 
 def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> ClippedSum:
     """Return the sum of the clients' clipped contributions."""
-    weighting = model.federated_settings.client_weighting
     clipping = model.optimizer.current_clipping
 
     def merged(
@@ -70,7 +69,7 @@ def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> Clip
 
     shapes = [(clipping.num_statistics,), *(each.shape for each in model.trainable_variables)]
     found = Totals.of_flat(train(Totals.zeros(shapes).flat, merged))
-    scale = 1.0 if weighting is None else weighting.scale
+    scale = model.federated_settings.weighting.scale
     return dataclasses.replace(training.sum_of_replicas(ClippedSum.of(found)), scale=scale)
 
 

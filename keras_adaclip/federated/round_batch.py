@@ -127,31 +127,18 @@ def best_num_lanes(
     return present
 
 
-def round_batch(
-    clients: Sequence[RoundClient],
-    first: dict[str, Any],
-    batch_size: int | None,
-    has_seeds: bool,
-    num_lanes: int,
-    num_shards: int,
-    process: int = 0,
-    num_processes: int = 1,
-) -> dict[str, Any]:
+def round_batch(rounds: Any, clients: Sequence[RoundClient], num_lanes: int) -> dict[str, Any]:
     """Return the batch of some clients, or a process's part of it.
 
     Args:
+        rounds: The `CohortBatches`.
         clients: The clients of all processes, each with at least one example.
-        first: Examples, for shapes and types.
-        batch_size: The number of examples in a local batch; None takes all of a client.
-        has_seeds: Whether local steps have seeds.
         num_lanes: The number of lanes on each device.
-        num_shards: The number of devices of each process.
-        process: The number of this process.
-        num_processes: The number of processes.
     """
+    first, num_shards = rounds.first, rounds.num_shards
     groups = [
-        [number for number, client in enumerate(clients) if client.process == each]
-        for each in range(num_processes)
+        [number for number, client in enumerate(clients) if client.process == process]
+        for process in range(rounds.num_processes)
     ]
     num_steps = [client.num_steps for client in clients]
     lanes, first_ticks = in_lanes(num_steps, num_lanes * num_shards, groups)
@@ -168,9 +155,9 @@ def round_batch(
     batch: dict[str, Any] = keras.tree.map_structure(
         lambda array: padding((num_shards, num_rows, *array.shape[1:]), array.dtype), first
     )
-    width = batch_size or rounded_up(most_rows)
+    width = rounds.settings.client_batch_size or rounded_up(most_rows)
     batch["order"] = np.full((num_shards, most_steps, width), -1, np.int32)
-    if has_seeds:
+    if rounds.has_seeds:
         batch["seeds"] = np.zeros((num_shards, most_steps, 2), np.int32)
     batch["step"] = np.full((num_shards, num_ticks, num_lanes), -1, np.int32)
     batch["until"] = np.zeros((num_shards, num_events), np.int32)
@@ -179,7 +166,8 @@ def round_batch(
     batch["weight"] = np.ones((num_shards, num_events, num_lanes), np.float32)
     batch["num_events"] = np.full(num_shards, len(events), np.int32)
     tables = keras.tree.flatten({name: batch[name] for name in first})
-    for shard, of_shard in enumerate(of_shards[process * num_shards : (process + 1) * num_shards]):
+    own = slice(rounds.process * num_shards, (rounds.process + 1) * num_shards)
+    for shard, of_shard in enumerate(of_shards[own]):
         next_row = next_step = 0
         for lane, numbers in enumerate(of_shard):
             for number in numbers:

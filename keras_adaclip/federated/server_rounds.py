@@ -200,12 +200,11 @@ class ServerRounds:
         for each in returned:
             try:
                 self._refuse_unsound(each)
-            except Exception as error:
+            except ValueError as error:
                 _log.warning("Node %s is left out of this round: %s", each.node, error)
                 continue
             total = total.plus([*map(ops.convert_to_tensor, (each.statistics, *each.sums))])
-        weighting = model.federated_settings.client_weighting
-        scale = 1.0 if weighting is None else weighting.scale
+        scale = model.federated_settings.weighting.scale
         optimizer.apply(dataclasses.replace(ClippedSum.of(total), scale=scale), variables)
         logs: dict[str, Any] = {}
         clip_norm = optimizer.logged_clip_norm
@@ -276,15 +275,14 @@ class ServerRounds:
             return
         name = self._checkpoint.name.removesuffix(_ENDING)
         written = self._checkpoint.with_name(f"{name}.{uuid.uuid4().hex[:8]}{_ENDING}")
-        try:
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(written.unlink, missing_ok=True)
             self.model.save_weights(written)
             with h5py.File(written, "r+") as file:
                 file.attrs[_ROUNDS] = self._epoch + 1
             with written.open("rb") as file:
                 os.fsync(file.fileno())
-        except BaseException:
-            written.unlink(missing_ok=True)
-            raise
+            on_error.pop_all()
         if _state_of(self._checkpoint) not in (self._written, None):
             raise RuntimeError(
                 "Something else has written the checkpoint meanwhile, such as another run, whose "

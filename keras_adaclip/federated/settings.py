@@ -99,6 +99,11 @@ class FederatedSettings:
             },
         )
 
+    @property
+    def weighting(self) -> ByExamples:
+        """The weights of the clients, alike if each counts as one example."""
+        return self.client_weighting or ByExamples(limit=1, mean=1)
+
     def get_config(self) -> dict[str, Any]:
         """Return every argument under its own name, as plain values."""
         serialize = keras.saving.serialize_keras_object

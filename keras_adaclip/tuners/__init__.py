@@ -10,32 +10,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keras_adaclip.tuners.choices import clipping_choices
     from keras_adaclip.tuners.clipping_hypermodel import ClippingHyperModel
-    from keras_adaclip.tuners.greedy_clip_tuner import GreedyClipTuner, initial_norm_from
+    from keras_adaclip.tuners.greedy_clip_tuner import GreedyClipTuner
     from keras_adaclip.tuners.private_search import PrivateSearch
 
-# The module of each public name.
-_MODULES: dict[str, str] = {
-    "ClippingHyperModel": "clipping_hypermodel",
-    "GreedyClipTuner": "greedy_clip_tuner",
-    "PrivateSearch": "private_search",
-    "clipping_choices": "choices",
-    "initial_norm_from": "greedy_clip_tuner",
-}
+__all__ = ["ClippingHyperModel", "GreedyClipTuner", "PrivateSearch", "clipping_choices"]
 
-__all__ = [
-    "ClippingHyperModel",
-    "GreedyClipTuner",
-    "PrivateSearch",
-    "clipping_choices",
-    "initial_norm_from",
-]
+# The module of each public name.
+_MODULES = ("clipping_hypermodel", "greedy_clip_tuner", "private_search", "choices")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+        module = importlib.import_module(f"{__name__}.{_MODULES[__all__.index(name)]}")
     except ImportError as error:
         if error.name is None or not error.name.startswith("keras_tuner"):
             raise

@@ -8,11 +8,8 @@ import copy
 import dataclasses
 import math
 import os
-import tempfile
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import keras_tuner
@@ -273,30 +270,29 @@ class GreedyClipTuner(keras_tuner.Tuner):
         return model
 
     def results_summary(self, num_trials: int = 10) -> None:
-        """Print the best norm of each finished epoch, and the trend.
+        """Print keras-tuner's summary, of the best trial of each finished epoch.
 
         Args:
-            num_trials: The number of epochs to print, the last ones.
+            num_trials: The number of trials to print, the best ones.
         """
-        epochs, oracle = self.oracle.finished_epochs, self.oracle
-        print(
-            f"Greedy search for clipping norms in {self.project_dir}\n"
-            f"{len(epochs)} of {oracle.epochs} epochs are finished, after {len(oracle.trials)} "
-            f"trials. Objective: {oracle.objective.name} ({oracle.objective.direction})."
-        )
-        for number, epoch in list(enumerate(epochs, 1))[-num_trials:]:
-            best = f"{epoch.score:.4f} at {epoch.threshold:.4g}"
-            print(f"epoch {number}  best {best}  {len(epoch.scores)} trials")
-        if len(epochs) > 1:
-            trend = self.trend()
-            print(f"Trend: clip_norm = {trend.initial_value:.4g} / epoch^{trend.power:.3g}")
+        super().results_summary(num_trials)
         print(_NOT_PRIVATE)
 
     def _new_model(self) -> Any:
-        """Return a new model of the hypermodel, checked."""
+        """Return a new model of the hypermodel; raise if it has no norm that the search can set."""
         model = self.hypermodel.build(self.oracle.get_space())
-        _check_model(model)
-        return model
+        optimizer = getattr(model, "optimizer", None)
+        clipping = getattr(optimizer, "clipping", None)
+        has_norm = isinstance(clipping, FixedClipping) and not isinstance(clipping.clip_norm, list)
+        is_new = isinstance(optimizer, DPOptimizer) and not optimizer.built and model.built
+        if is_new and has_norm:
+            return model
+        raise TypeError(
+            "The hypermodel must return a new private model in every call, which knows its input "
+            "shape and is compiled with a new `DPOptimizer(..., clipping=1.0)`, whose fixed "
+            f"clipping norm the search replaces. Received: {model!r} with optimizer={optimizer!r}, "
+            f"clipping={clipping!r}"
+        )
 
     def _prepare(self, clip_norm: float) -> None:
         """Give the model the weights, the optimizer state and the norm that a trial begins with.
@@ -330,61 +326,3 @@ def _metrics_of(history: Any, epoch: int) -> dict[str, float]:
             f"Received: epochs {trained} instead of [{epoch - 1}]"
         )
     return {name: float(curve[-1]) for name, curve in history.history.items()}
-
-
-def _check_model(model: Any) -> None:
-    """Raise if the hypermodel's model has no clipping norm that the search can set."""
-    optimizer = getattr(model, "optimizer", None)
-    clipping = getattr(optimizer, "clipping", None)
-    has_norm = isinstance(clipping, FixedClipping) and not isinstance(clipping.clip_norm, list)
-    is_new = isinstance(optimizer, DPOptimizer) and not optimizer.built and model.built
-    if not is_new or not has_norm:
-        raise TypeError(
-            "The hypermodel must return a new private model in every call, which knows its input "
-            "shape and is compiled with a new `DPOptimizer(..., clipping=1.0)`, whose fixed "
-            f"clipping norm the search replaces. Received: {model!r} with optimizer={optimizer!r}, "
-            f"clipping={clipping!r}"
-        )
-
-
-def initial_norm_from(
-    hypermodel: Any,
-    *fit_args: Any,
-    runs: int = 5,
-    directory: str | os.PathLike[str] | None = None,
-    project_name: str = "initial_norm",
-    search_options: Mapping[str, Any] | None = None,
-    **fit_kwargs: Any,
-) -> float:
-    """Return the mean of the best norms of the first epoch, to begin a `PowerDecay` with.
-
-    Like every greedy search this is **not private**: search on public data, and use the norm for
-    private data that resemble them (Lin et al. 2022, section 4.3.2).
-
-    Args:
-        hypermodel: As in `GreedyClipTuner`.
-        *fit_args: Arguments for `fit`: the training data.
-        runs: An int from 1, the number of searches, each with other initial weights and noise.
-        directory: The folder for their files, in which interrupted searches continue; None for a
-            temporary one.
-        project_name: The name of each search's folder, before its number.
-        search_options: Other arguments of `GreedyClipTuner`, such as `{"start": 0.1}`.
-        **fit_kwargs: Arguments for `fit`: validation data, `batch_size`, and `verbose`.
-
-    Raises:
-        ValueError: If an argument is out of range.
-        RuntimeError: As in `GreedyClipTuner.search`.
-    """
-    norms = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for run in range(_checks.check_integer("runs", runs, minimum=1)):
-            tuner = GreedyClipTuner(
-                hypermodel,
-                epochs=1,
-                directory=directory or temporary,
-                project_name=f"{project_name}_{run}",
-                **(search_options or {}),
-            )
-            tuner.search(*fit_args, **fit_kwargs)
-            norms.append(tuner.best_schedule().values[0])
-    return fmean(norms)

@@ -25,7 +25,6 @@ from keras_adaclip.accounting import (
     gaussian_mu,
     group_epsilon,
     ledger_epsilon,
-    report_formats,
     report_words,
     rounded_up,
 )
@@ -87,7 +86,8 @@ def test_json_holds_all_of_it(tmp_path):
     assert read["mechanisms"][0]["noise_multiplier"] == 2.0
     assert {"keras", "dp-accounting", "keras_adaclip", "numpy"} <= set(read["versions"])
     fields = {field.name for field in dataclasses.fields(PrivacyReport)}
-    assert set(read) == fields | {"format", "version", "steps", "protection", "meaning"}
+    sentences = {"protection", "meaning", "assumptions", "not_covered"}
+    assert set(read) == fields | sentences | {"format", "version", "steps"}
     page = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
     assert [name for name in (*read, *read["mechanisms"][0]) if f"`{name}`" not in page] == []
 
@@ -99,7 +99,7 @@ def test_text_and_markdown_say_the_same(tmp_path):
         assert (tmp_path / f"report{suffix}").read_text(encoding="utf-8") == text
         for line in (*found.protection, *found.meaning, *found.assumptions, *found.not_covered):
             assert f"- {line}\n" in text
-    for name, value in report_formats.rows(found):
+    for name, value in report_words.rows(found):
         assert f"| {name} | {value} |" in found.to_markdown()
         assert f"{name:<25}  {value}\n" in str(found)
     assert "person with 2 clients" in str(found)
@@ -131,7 +131,7 @@ def test_the_document_holds_all_of_it_and_loads_nothing(tmp_path):
     page = Page(text)
     for line in (*found.protection, *found.meaning, *found.assumptions, *found.not_covered):
         assert line in page.texts
-    for row in report_formats.rows(found):
+    for row in report_words.rows(found):
         assert set(row) <= set(page.texts)
     assert all(f"{name} {version}" in page.text for name, version in found.versions.items())
     assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object"})
@@ -141,7 +141,7 @@ def test_the_document_holds_all_of_it_and_loads_nothing(tmp_path):
     table = found._repr_html_()
     assert table.startswith("<table>")
     assert set(Page(table).texts) - {"\n"} == {
-        cell for row in report_formats.rows(found) for cell in row
+        cell for row in report_words.rows(found) for cell in row
     }
 
 

@@ -6,18 +6,17 @@ import pytest
 from keras import layers
 
 import keras_adaclip as ka
-from keras_adaclip.federated import ClientData, client_scores
+from keras_adaclip.federated import ClientData
 from tests.federated.support import clients_of, compiled, mlp
 
 SIZES = (5, 0, 1, 12, 3)
 METRICS = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
 
 
-@pytest.mark.parametrize("most_rows", [1, 8, 1 << 16])
-def test_scores_are_those_of_evaluating_each_client_alone(most_rows, monkeypatch):
-    monkeypatch.setattr(client_scores, "_MOST_ROWS", most_rows)
+@pytest.mark.parametrize("batch_size", [1, 8, None])
+def test_scores_are_those_of_evaluating_each_client_alone(batch_size):
     model, clients = compiled(mlp(), **METRICS), clients_of(SIZES)
-    scores = model.evaluate_clients(clients)
+    scores = model.evaluate_clients(clients, batch_size)
     assert scores.client_ids == [0, 2, 3, 4]
     assert scores.num_examples.tolist() == [5, 1, 12, 3]
     for client_id in scores.client_ids:

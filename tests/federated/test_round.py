@@ -1,5 +1,7 @@
 """One round against a plain Keras loop over the clients."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -181,9 +183,11 @@ def test_a_client_trains_on_while_one_of_another_process_ends(microbatch_size, m
     changes = []
     for elsewhere in ([], [RoundClient(num_rows=4, num_steps=3, process=1)]):
 
-        def beside_another(clients, *arguments, others=elsewhere):
-            *arguments, process, _ = arguments
-            return round_batch([*clients, *others], *arguments, process, 1 + len(others))
+        def beside_another(rounds, clients, num_lanes, others=elsewhere):
+            names = ("first", "settings", "has_seeds", "num_shards", "process")
+            known = {name: getattr(rounds, name) for name in names}
+            beside = types.SimpleNamespace(**known, num_processes=1 + len(others))
+            return round_batch(beside, [*clients, *others], num_lanes)
 
         monkeypatch.setattr(cohorts, "round_batch", beside_another)
         model = compiled(microbatch_size=microbatch_size)

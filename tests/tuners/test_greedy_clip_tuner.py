@@ -175,26 +175,6 @@ def test_the_epoch_is_not_the_users(tmp_path):
         search(tuner_in(tmp_path), epochs=3)
 
 
-def test_the_initial_norm_is_the_mean_of_first_epochs(tmp_path):
-    x, y = line_data([10.0] * NUM_EXAMPLES)
-    options = {"start": 0.5, "step": 0.5, "max_trials_per_epoch": 2, "objective": "val_loss"}
-    norm = tuners.initial_norm_from(
-        lambda hp: build(hp, noise_multiplier=4.0),
-        x,
-        y,
-        validation_data=(x, y),
-        batch_size=BATCH_SIZE,
-        verbose=0,
-        runs=3,
-        directory=tmp_path,
-        search_options=options,
-    )
-    names = [f"initial_norm_{run}" for run in range(3)]
-    found = [tuner_in(tmp_path, project_name=name, epochs=1, max_drop=0.02) for name in names]
-    assert norm == pytest.approx(np.mean([tuner.best_schedule().values[0] for tuner in found]))
-    assert len({(tmp_path / name / "initial.weights.h5").read_bytes() for name in names}) == 3
-
-
 class TrainsTwice(keras_tuner.HyperModel):
     def build(self, hp):
         return build(hp)

@@ -154,7 +154,7 @@ def test_progress_and_summary_say_that_the_search_is_not_private(tmp_path, capsy
     tuner.results_summary()
     shown = capsys.readouterr().out
     assert "This search is NOT private" in shown
-    assert f"{EPOCHS} of {EPOCHS} epochs are finished, after {EPOCHS * MOST} trials" in shown
+    assert shown.count("clip_norm: ") == EPOCHS
 
 
 @given(st.floats(0.01, 10.0), st.floats(0.0, 2.0), st.integers(2, 8))

@@ -1,8 +1,7 @@
 """Federated training over the nodes of Flower: real ones, or those of its simulation.
 
-private_strategy   the server: draws clients, adds noise, keeps the ledger
+private_strategy   the server: draws clients, knows their nodes, adds noise, keeps the ledger
 node_app           the nodes: train clients, clip and add up
-node_directory     which node holds which client
 messages           what travels between server and nodes
 
 Flower is imported when one of the two functions is called.

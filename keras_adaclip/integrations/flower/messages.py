@@ -8,12 +8,14 @@ train     server -> node   weights, clipping state and ledger; which clients tra
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+_log = logging.getLogger("keras_adaclip")
 _DIGEST_SIZE = 16
 
 
@@ -121,6 +123,23 @@ def sums_of(content: RecordDict) -> tuple[list[np.ndarray], np.ndarray]:
     """
     statistics, *sums = content["sum"].to_numpy_ndarrays()
     return sums, statistics
+
+
+def received(reply: Message, read: Callable[[RecordDict], Any]) -> tuple[Any, str]:
+    """Return what a node has sent and "", or None and the reason why it cannot be used.
+
+    Args:
+        reply: The reply of the node.
+        read: Takes the content of the reply and returns what it means.
+    """
+    try:
+        if reply.has_error():
+            raise ValueError(reply.error.reason)
+        return read(reply.content), ""
+    # Whatever a node sends, the others go on.
+    except Exception as error:
+        _log.warning("Node %s takes no part: %s", reply.metadata.src_node_id, error)
+        return None, str(error)
 
 
 def _named(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:

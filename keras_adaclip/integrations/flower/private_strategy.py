@@ -1,11 +1,15 @@
-"""The server: a Flower strategy whose rounds are those of `FederatedModel.fit`."""
+"""The server: a Flower strategy whose rounds are those of `FederatedModel.fit`.
+
+Its `NodeDirectory` knows which node holds which client.
+"""
 
 import logging
+import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from keras import ops
@@ -13,9 +17,9 @@ from keras import ops
 from keras_adaclip._checks import check_integer, check_positive
 from keras_adaclip.federated import Drawn, NodeSum, ServerRounds
 from keras_adaclip.integrations.flower import messages
-from keras_adaclip.integrations.flower.node_directory import NodeDirectory
 
 _log = logging.getLogger("keras_adaclip")
+_SECONDS_BETWEEN_LOOKS = 0.2
 
 
 class PrivateStrategy(Strategy):
@@ -144,14 +148,9 @@ class PrivateStrategy(Strategy):
             num_clients = self._waiting.pop(node_id, None)
             if num_clients is None:
                 continue
-            try:
-                if reply.has_error():
-                    raise ValueError(reply.error.reason)
-                sums, statistics = messages.sums_of(reply.content)
-            # Whatever a node sends, the others go on.
-            except Exception as error:
-                _log.warning("Node %s is left out of this round: %s", node_id, error)
-            else:
+            found, _ = messages.received(reply, messages.sums_of)
+            if found is not None:
+                sums, statistics = found
                 returned.append(NodeSum(sums, statistics, num_clients, node_id))
         logs = self._rounds.end_round(returned)
         return self._arrays(), MetricRecord({name: float(value) for name, value in logs.items()})
@@ -192,3 +191,112 @@ class PrivateStrategy(Strategy):
         # Types that NumPy does not have, such as bfloat16, fit into float32.
         values = [each.astype("float32") if each.dtype.kind == "V" else each for each in values]
         return ArrayRecord(numpy_ndarrays=values)
+
+
+class NodeDirectory:
+    """The clients on all nodes when a run begins, numbered in the order of their digests.
+
+    Args:
+        grid: Flower's grid.
+        min_nodes: The number of nodes that must take part.
+        timeout: Seconds to wait for them, and for the answers of the others that are connected.
+
+    Raises:
+        ValueError: If too few nodes answer, or two nodes hold the same client.
+    """
+
+    def __init__(self, grid: Grid, min_nodes: int, timeout: float) -> None:
+        self._asked: set[int] = set()
+        self._reasons: dict[int, str] = {}
+        self._waiting: set[str] = set()
+        found = self._first_answers(grid, min_nodes, timeout)
+        holders: dict[bytes, int] = {}
+        for node_id, digests in found.items():
+            for digest in digests:
+                if digest in holders:
+                    raise ValueError(
+                        f"Nodes {holders[digest]} and {node_id} hold a client of the same id. "
+                        "Ids must be unique over all nodes: begin them with the name of the node, "
+                        "unless it is the same person, who must then be on one node."
+                    )
+                holders[digest] = node_id
+        self._digests = sorted(holders)
+        self._holders = holders
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def take_back(self, grid: Grid, connected: Sequence[int]) -> None:
+        """Ask new nodes whether they hold clients of nodes that are gone, and read their answers.
+
+        A node that was restarted may have another number. Clients that were not there when the run
+        began take part in the next run. Nobody waits for the answers: they count from the round on
+        that finds them.
+
+        Args:
+            grid: Flower's grid.
+            connected: The nodes that are connected.
+        """
+        for node_id, digests in self._look(grid, connected).items():
+            for digest in digests:
+                if digest in self._holders and self._holders[digest] not in connected:
+                    self._holders[digest] = node_id
+
+    def by_node(
+        self, numbers: Iterable[int], connected: Sequence[int]
+    ) -> dict[int, tuple[list[bytes], list[int]]]:
+        """Return the digests and numbers of some clients, by the connected node that holds them.
+
+        Args:
+            numbers: The numbers of the clients.
+            connected: The nodes that are connected.
+        """
+        found: dict[int, tuple[list[bytes], list[int]]] = {}
+        for number in map(int, numbers):
+            digest = self._digests[number]
+            node_id = self._holders[digest]
+            if node_id in connected:
+                digests, of_node = found.setdefault(node_id, ([], []))
+                digests.append(digest)
+                of_node.append(number)
+        return found
+
+    def _first_answers(self, grid: Grid, min_nodes: int, timeout: float) -> dict[int, list[bytes]]:
+        """Return the digests of the clients of each node that answers in time."""
+        end = time.monotonic() + timeout
+        answers: dict[int, list[bytes]] = {}
+        while True:
+            connected = set(grid.get_node_ids())
+            answers |= self._look(grid, connected)
+            is_late = time.monotonic() > end
+            if len(answers) >= min_nodes and (is_late or connected <= {*answers, *self._reasons}):
+                return answers
+            if is_late:
+                reasons = (
+                    "; ".join(dict.fromkeys(self._reasons.values())) or "others did not answer"
+                )
+                raise ValueError(
+                    f"{len(answers)} of {len(connected)} connected nodes can take part after "
+                    f"{timeout:g} seconds, and min_nodes={min_nodes}, so nothing was trained. "
+                    f"Reasons: {reasons}"
+                )
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _look(self, grid: Grid, connected: Iterable[int]) -> dict[int, list[bytes]]:
+        """Ask nodes that were not asked yet, and return the answers that are there."""
+        if new := sorted(set(connected) - self._asked):
+            self._asked |= set(new)
+            questions = [
+                Message(RecordDict(), dst_node_id=node_id, message_type=MessageType.QUERY)
+                for node_id in new
+            ]
+            self._waiting |= set(grid.push_messages(questions))
+        answers: dict[int, list[bytes]] = {}
+        for reply in list(grid.pull_messages(self._waiting)) if self._waiting else []:
+            self._waiting.discard(reply.metadata.reply_to_message_id)
+            digests, reason = messages.received(reply, messages.digests_of)
+            if digests is None:
+                self._reasons[reply.metadata.src_node_id] = reason
+            else:
+                answers[reply.metadata.src_node_id] = digests
+        return answers
