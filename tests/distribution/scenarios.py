@@ -45,11 +45,10 @@ def dense_model():
 
 def image_model():
     keras.utils.set_random_seed(3)
-    inputs = keras.Input((5, 5, 2))
-    x = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(inputs)
-    x = keras.layers.GroupNormalization(2, name="norm")(x)
-    x = keras.layers.Flatten()(x)
-    return ka.PrivateModel(inputs, keras.layers.Dense(NUM_CLASSES, name="logits")(x))
+    layers = [keras.layers.Conv2D(4, 3, activation="relu", name="conv")]
+    layers += [keras.layers.GroupNormalization(2, name="norm"), keras.layers.Flatten()]
+    layers += [keras.layers.Dense(NUM_CLASSES, name="logits")]
+    return ka.PrivateSequential([keras.Input((5, 5, 2)), *layers])
 
 
 def plain_sgd():

@@ -16,7 +16,7 @@ import keras_adaclip as ka
 from tests.soundness.setups import without_xla
 
 BACKEND = keras.backend.backend()
-NUM_TRIES = int(os.environ.get("KERAS_ADACLIP_FUZZ", {"torch": 150}.get(BACKEND, 30)))
+NUM_TRIES = int(os.environ.get("KERAS_ADACLIP_FUZZ", {"torch": 100}.get(BACKEND, 30)))
 NUM_EXAMPLES = 12
 NAN, INF = float("nan"), float("inf")
 # How often something good is drawn, so that not every run has something bad in it.
@@ -106,7 +106,6 @@ options = st.fixed_dictionaries(
         "gradient_method": mostly(["auto", "layerwise"], ["fast", None]),
     }
 )
-
 
 counted = {"errors": 0, "runs": 0}
 
