@@ -59,7 +59,6 @@ def drawn_alone(num_examples, **arguments):
 
 
 def drawn_by_fit(num_examples, workers=0, **arguments):
-    """Through the batches of `fit`."""
     source = list(numbered(num_examples))
     data = PoissonDataset.from_source(source, workers=workers, seed=0, **arguments)
     batches = FixedShapeBatches(data, 1 << 20, sizes=(MOST,))

@@ -16,8 +16,6 @@ SHAPES = ((4, 2), (3, 4), (3, 2))
 
 
 class Counted:
-    """A function that counts its calls."""
-
     def __init__(self, function):
         self.function = function
         self.num_calls = 0

@@ -81,8 +81,6 @@ def test_the_battery_holds_every_exported_strategy():
 
 
 class Returning(ka.clipping.FixedClipping):
-    """A strategy of a user's own that returns one factor, whatever the norms are."""
-
     def __init__(self, factor):
         super().__init__(0.5)
         self.factor = factor
@@ -352,7 +350,6 @@ class Loud(ka.clipping.SlaClip):
 
 
 def replaced():
-    """A strategy of this package of which one instance has another method."""
     strategy = ka.clipping.FixedClipping(2.0)
     strategy.clip_factors = lambda state, norms: ops.mean(norms, axis=0) / norms
     return strategy

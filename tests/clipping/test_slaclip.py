@@ -90,15 +90,11 @@ def test_the_norm_comes_from_afar_to_among_the_contributions(initial, scale):
 
 
 class Unpaid(ka.clipping.SlaClip):
-    """Leaves the noise on its statistics out."""
-
     def noise_split(self, noise_multiplier, expected_units, num_groups=1):
         return noise_multiplier, 0.9 * noise_multiplier
 
 
 class Undeclared(ka.clipping.SlaClip):
-    """Releases the same, and does not say that it fits."""
-
     statistics_fit_the_norm = False
 
 

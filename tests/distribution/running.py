@@ -15,7 +15,6 @@ SECONDS = 1200
 
 
 def free_ports(count):
-    """Return ports that nothing listens on."""
     sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -59,7 +58,6 @@ def start(written, *, devices=1, kind="none", processes=1, scenarios, **further)
 
 
 def loaded(results):
-    """Return the arrays of a process by scenario."""
     by_scenario = {}
     with np.load(results) as arrays:
         for key in arrays:

@@ -33,7 +33,6 @@ KINDS = ["data", "model"] if IS_JAX else ["data"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Return the results of one device, and of several by kind of distribution."""
     folder = tmp_path_factory.mktemp("devices")
     alone = start(folder, scenarios=TRAINED)
     found = {"none": results_of(alone())[0]}

@@ -27,7 +27,6 @@ if BACKEND == "tensorflow":
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Return the results of one process, and of each of two."""
     folder = tmp_path_factory.mktemp("processes")
     scenarios = ["everyone", "poisson", "own_source", "truncated", "noise_alone", *CLIENTS]
     scenarios += ["clients_without_seed", *REFUSED]

@@ -51,7 +51,6 @@ class Processes:
 
 
 def parts_of(population, count):
-    """Return the clients of each process."""
     parts = np.array_split(np.array(population.client_ids), count)
     return [population.subset(part.tolist()) for part in parts]
 
@@ -68,7 +67,6 @@ def rounds_of(parts, monkeypatch, seed=None, sampling="poisson", **settings):
 
 
 def drawn(cohorts, monkeypatch, rounds=6):
-    """Return the clients of each round as a process sees them."""
     seen = []
     monkeypatch.setattr(cohorts, "batch_of", seen.append)
     for number in range(rounds):

@@ -55,8 +55,6 @@ class Counting(layers.Layer):
 
 
 class OtherNumbers(layers.Layer):
-    """Draws random numbers that are not Keras's."""
-
     def call(self, inputs):
         return inputs + float(np.random.default_rng().normal())
 
@@ -173,8 +171,6 @@ class WithoutWeights(keras.metrics.Metric):
 
 
 class Twice(ClientData):
-    """A user's own data set, in which a client has two entries."""
-
     client_ids = ("ann", "bob", "ann")
 
     def examples_at(self, position):

@@ -179,7 +179,6 @@ class Mixes(keras.layers.Layer):
 
 
 def test_a_fit_that_refuses_a_model_plans_nothing():
-    """Neither the noise of a budget nor the largest batch of a data set."""
     x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
     layers = [keras.Input((2,)), Mixes(name="mixes"), keras.layers.Dense(1)]
     model = ka.PrivateSequential(layers)

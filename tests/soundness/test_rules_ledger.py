@@ -116,8 +116,6 @@ def test_a_state_that_does_not_fit_raises_and_changes_nothing(make_optimizer, me
 
 
 class GoBack(keras.callbacks.Callback):
-    """Sets the optimizer back to where it was an epoch ago, once, and keeps the keys."""
-
     def __init__(self):
         super().__init__()
         self.keys = []
@@ -153,8 +151,6 @@ def fail(*args):
 
 
 class EvaluateAndFail(keras.callbacks.Callback):
-    """The step after an evaluation within an epoch fails."""
-
     def on_train_batch_end(self, batch, logs=None):
         if batch == 3:
             self.model.evaluate(*setups.line_data([1.0] * 10), verbose=0)

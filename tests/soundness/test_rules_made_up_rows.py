@@ -18,8 +18,6 @@ NUM_ROWS = 64
 
 
 class Penalized(ka.PrivateModel):
-    """Uses a kernel outside of its layer, so that a layer-wise plan is wrong."""
-
     def __init__(self):
         super().__init__()
         self.dense = layers.Dense(3, use_bias=False)
@@ -29,7 +27,6 @@ class Penalized(ka.PrivateModel):
 
 
 def table(first=None, seed=0):
-    """Rows and labels; the first three rows may be others."""
     x = helpers.features(NUM_ROWS, seed=seed)
     x[:3] = x[:3] if first is None else first
     return x, helpers.labels(NUM_ROWS)
@@ -138,7 +135,6 @@ def model_of_large_numbers():
     ],
 )
 def test_a_plan_that_is_wrong_within_the_range_of_the_data_is_refused(make, x, ranges):
-    """The data lead to a refusal that asks for public ranges, and these to another plan."""
     with pytest.raises(ValueError, match=r"not proved on rows within the range.*input_ranges="):
         fit(make(), x, helpers.labels(NUM_ROWS))
     given = make()

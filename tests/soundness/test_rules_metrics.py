@@ -41,8 +41,6 @@ class Writing(keras.metrics.Sum):
 
 
 class WritingModel(ka.PrivateSequential):
-    """Its own `compute_metrics` writes to the variables."""
-
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         for variable in OUTSIDE:
             variable.assign(variable + keras.ops.cast(keras.ops.sum(y), variable.dtype))
@@ -50,8 +48,6 @@ class WritingModel(ka.PrivateSequential):
 
 
 class WithNote(layers.Identity):
-    """Has a weight that nothing uses."""
-
     def build(self, input_shape):
         self.note = self.add_weight(shape=(), initializer="zeros", trainable=False, name="note")
 

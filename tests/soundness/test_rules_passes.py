@@ -17,8 +17,6 @@ BACKEND = keras.backend.backend()
 
 
 class Rows(keras.utils.PyDataset):
-    """Batches in the order of `order`."""
-
     order = np.arange(N)
 
     def __len__(self):
@@ -52,7 +50,6 @@ def of_unknown_length():
 
 
 def loader(shuffle=False, **samplers):
-    """A `DataLoader`; a sampler is a function of `torch.utils.data`."""
     data = pytest.importorskip("torch.utils.data")
     samplers = {name: make(data) for name, make in samplers.items()}
     options = {} if "batch_sampler" in samplers else {"batch_size": BATCH, "shuffle": shuffle}
@@ -76,7 +73,6 @@ DATA_SETS = {
 
 
 def uses(data, **options):
-    """Train on a data set; return the uses of the rows and the number of releases."""
     model = setups.line_model(setups.dp_sgd(noise_multiplier=0.0), N)
     model.fit(data, verbose=0, num_examples=N, **options)
     return np.rint(np.ravel(model.get_weights()[0]) * BATCH), model.privacy_ledger.releases

@@ -46,8 +46,6 @@ class InStructures(Refilled):
 
 
 class Together(Refilled):
-    """Fills one table for all entries that are read together."""
-
     def __init__(self):
         super().__init__()
         self.table = np.zeros((len(VALUES), 3), "float32")
@@ -58,8 +56,6 @@ class Together(Refilled):
 
 
 class Image:
-    """An object of which nothing is known."""
-
     def __init__(self, array):
         self.array = array
 
@@ -68,8 +64,6 @@ class Image:
 
 
 class Objects(Refilled):
-    """Other objects of one array."""
-
     def __getitem__(self, number):
         return Image(super().__getitem__(number))
 
@@ -85,7 +79,6 @@ class Tensors(Refilled):
 
 
 def refilled():
-    """A function that fills one array."""
     array = np.zeros(3, "float32")
 
     def fill(entry):
@@ -148,8 +141,6 @@ def test_threads_take_turns_where_they_fill_the_same_arrays(kind, method):
 
 
 class Own(ClientData):
-    """A user's own clients, whose arrays are filled for each."""
-
     client_ids = CLIENTS
 
     def __init__(self):
@@ -207,7 +198,6 @@ def test_examples_of_a_client_are_those_of_no_other(name):
 
 
 def generator(x):
-    """Batches in one array."""
     array = np.zeros((4, 1), "float32")
     for batch in x:
         array[:] = batch
@@ -215,8 +205,6 @@ def generator(x):
 
 
 class ThreadsOwn(keras.utils.PyDataset):
-    """Batches in an array of each thread."""
-
     def __init__(self, x):
         super().__init__(workers=2, max_queue_size=8)
         self.x, self.local, self.num_epochs = x, threading.local(), 0
@@ -235,7 +223,6 @@ class ThreadsOwn(keras.utils.PyDataset):
 
 
 def loader(x):
-    """A `DataLoader` that collates into one array."""
     import torch
 
     tensor = torch.zeros(4, 1)

@@ -30,7 +30,6 @@ def trained(model=None, callbacks=None):
 
 @pytest.fixture
 def drawn_keys(monkeypatch):
-    """The keys under which noise is drawn, as bytes."""
     keys, optimizer = [], ka.optimizers.DPOptimizer
     set_noise = optimizer._set_noise
 
@@ -165,8 +164,6 @@ class LabelSums(keras.metrics.Metric):
 
 
 class Tracked(keras.layers.Dense):
-    """A layer with a metric."""
-
     def __init__(self, units, **options):
         super().__init__(units, **options)
         self.tracker = LabelSums(name="of_layer")

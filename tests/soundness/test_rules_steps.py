@@ -13,7 +13,6 @@ BATCH_SIZE = 4
 
 
 def counted(model):
-    """Steps by `iterations` and by the ledger."""
     return int(model.optimizer.iterations), model.optimizer.ledger.steps
 
 
@@ -55,7 +54,6 @@ def test_a_draw_of_twelve_times_the_expected_size_loses_no_example(
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 @pytest.mark.parametrize("mode", COMPILED)
 def test_the_last_partial_batch_is_divided_by_the_full_size_too(mode, microbatch_size):
-    """And passes over shuffled batches are counted beside single batches."""
     model = line_model(dp_sgd(100.0, 0.0, microbatch_size=microbatch_size), **COMPILED[mode])
     x, y = line_data([1.0] * 10)
     model.fit(x, y, batch_size=4, epochs=2, sampling="shuffle", verbose=0)

@@ -31,7 +31,6 @@ def quantile():
 
 
 def run_python(*arguments, backend=None):
-    """Runs Python on a backend, this one by default."""
     chosen = {"PYTHONPATH": str(ROOT), "KERAS_BACKEND": backend or keras.backend.backend()}
     options = {"capture_output": True, "text": True, "timeout": 300, "check": False}
     command = [sys.executable, *map(str, arguments)]
@@ -107,8 +106,6 @@ class Interruption(BaseException):
 
 
 class Interrupts(keras.callbacks.Callback):
-    """Ends the run at the `moment`-th call of a callback."""
-
     def __init__(self, moment):
         super().__init__()
         self.remaining = moment
@@ -129,7 +126,6 @@ def new_model(setting):
 
 
 def resumed_by_backup(folder, setting, interruption):
-    """Keras's callback loads the backup that it finds."""
     backup = keras.callbacks.BackupAndRestore(
         folder / "backup", save_freq=setting["save_freq"], delete_checkpoint=False
     )
