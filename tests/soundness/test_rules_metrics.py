@@ -78,7 +78,6 @@ def test_a_metric_that_assigns_another_variable_is_refused_by_name(mode, writer,
     is_metric = isinstance(writer, str)
     optimizer = dp_sgd(microbatch_size=None if is_metric else writer)
     model = (ka.PrivateSequential if is_metric else WritingModel)(dense())
-    optimizer.build(model.trainable_variables)
     other = keras.Variable(np.zeros((), "float32"), name="somebody_else")
     found = {"trained": model.trainable_variables[0], "note": model.layers[0].note}
     found |= {"outside": other, "optimizer": optimizer.inner_optimizer.iterations}
