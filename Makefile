@@ -237,6 +237,8 @@ $(OLDEST_VENV)/.installed: pyproject.toml tests/packaging/releases.py | $(VENV)/
 
 # A selection: what Keras, NumPy and the backends have changed under us before.
 OLDEST_TESTS := tests/backend/test_keras_private.py tests/gradients/test_rules.py \
+                tests/gradients/test_isolation.py::test_masks_of_a_sequence_are_rescaled_over_one_example \
+                tests/gradients/test_isolation.py::test_cross_entropy_starts_from_logits_where_plain_keras_does \
                 tests/models/test_saving.py::test_every_strategy_comes_back_as_it_was \
                 tests/models/test_saving.py::test_layers_of_a_loaded_model_bring_its_ledger \
                 'tests/federated/test_round.py::test_a_round_is_that_of_a_loop_over_the_clients[mlp-None]'

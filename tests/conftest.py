@@ -23,7 +23,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 # What is said of the noise holds for steps as users compile them.
-_COMPILED_AS_BY_USERS = ("tests.soundness", "tests.backend", "tests.test_noise")
+_COMPILED_AS_BY_USERS = ("tests.soundness", "tests.backend")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,8 +1,4 @@
-"""Plain-NumPy definitions of what the package computes, written without Keras and in float64.
-
-Small nets are lists of blocks. A block works on one example: `forward` keeps what `backward`
-needs, and `backward` returns the gradient by its input and those by its weights.
-"""
+"""Plain-NumPy definitions of what the package computes, written without Keras and in float64."""
 
 import numpy as np
 
@@ -66,12 +62,7 @@ class AdaClip:
         return np.where(np.isfinite(norms), scaled / np.maximum(norms, 1.0), 0.0)
 
     def step(self, gradients, noise, noise_multiplier, expected_units):
-        """The noisy mean gradient; centre and variance move on.
-
-        Args:
-            gradients: of shape `(units, size)`.
-            noise: of shape `(size,)`, with standard deviation `noise_multiplier`.
-        """
+        """The noisy mean of gradients `(units, size)`; centre and variance move on."""
         scale, centre = self.scale, self.centre
         mean = (self.contributions(gradients).sum(axis=0) + noise) / expected_units
         gradient = centre + scale * mean
@@ -82,153 +73,9 @@ class AdaClip:
         return gradient
 
 
-class Dense:
-    def __init__(self, kernel, bias):
-        self.kernel, self.bias = kernel, bias
-
-    def forward(self, x):
-        self.x = x
-        return x @ self.kernel + self.bias
-
-    def backward(self, dy):
-        rows, cotangents = self.x.reshape(-1, self.x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-        return dy @ self.kernel.T, [rows.T @ cotangents, cotangents.sum(axis=0)]
-
-
-class Tanh:
-    def forward(self, x):
-        self.y = np.tanh(x)
-        return self.y
-
-    def backward(self, dy):
-        return dy * (1.0 - self.y**2), []
-
-
-class Flatten:
-    def forward(self, x):
-        self.shape = x.shape
-        return x.reshape(-1)
-
-    def backward(self, dy):
-        return dy.reshape(self.shape), []
-
-
-class MeanOverPositions:
-    def forward(self, x):
-        self.positions = len(x)
-        return x.mean(axis=0)
-
-    def backward(self, dy):
-        return np.tile(dy / self.positions, (self.positions, 1)), []
-
-
-class Conv2D:
-    """No padding; channels last."""
-
-    def __init__(self, kernel, bias, stride=1):
-        self.kernel, self.bias, self.stride = kernel, bias, stride
-
-    def _windows(self):
-        height, width = self.kernel.shape[:2]
-        for row in range((self.x.shape[0] - height) // self.stride + 1):
-            for column in range((self.x.shape[1] - width) // self.stride + 1):
-                top, left = row * self.stride, column * self.stride
-                yield row, column, (slice(top, top + height), slice(left, left + width))
-
-    def forward(self, x):
-        self.x = x
-        values = {
-            (row, column): np.tensordot(x[window], self.kernel, axes=3) + self.bias
-            for row, column, window in self._windows()
-        }
-        last_row, last_column = max(values)
-        return np.array(
-            [
-                [values[row, column] for column in range(last_column + 1)]
-                for row in range(last_row + 1)
-            ]
-        )
-
-    def backward(self, dy):
-        dx, dkernel = np.zeros_like(self.x), np.zeros_like(self.kernel)
-        for row, column, window in self._windows():
-            dx[window] += self.kernel @ dy[row, column]
-            dkernel += self.x[window][..., None] * dy[row, column]
-        return dx, [dkernel, dy.sum(axis=(0, 1))]
-
-
-class Embedding:
-    def __init__(self, table):
-        self.table = table
-
-    def forward(self, ids):
-        self.ids = ids
-        return self.table[ids]
-
-    def backward(self, dy):
-        gradient = np.zeros_like(self.table)
-        np.add.at(gradient, self.ids, dy)
-        return None, [gradient]
-
-
-class Normalization:
-    """Over the last axis (`groups=None`), or over all positions and the channels of a group."""
-
-    def __init__(self, gamma, beta, groups=None, epsilon=1e-3):
-        self.gamma, self.beta, self.groups, self.epsilon = gamma, beta, groups, epsilon
-
-    def _split(self, x):
-        if self.groups is None:
-            return x.reshape(-1, 1, x.shape[-1]), (2,)
-        return x.reshape(-1, self.groups, x.shape[-1] // self.groups), (0, 2)
-
-    def forward(self, x):
-        values, self.axes = self._split(x)
-        self.deviation = np.sqrt(values.var(axis=self.axes, keepdims=True) + self.epsilon)
-        self.split = (values - values.mean(axis=self.axes, keepdims=True)) / self.deviation
-        self.normalized = self.split.reshape(x.shape)
-        return self.gamma * self.normalized + self.beta
-
-    def backward(self, dy):
-        positions = tuple(range(dy.ndim - 1))
-        weights = [(dy * self.normalized).sum(axis=positions), dy.sum(axis=positions)]
-        dn, _ = self._split(dy * self.gamma)
-        mean = dn.mean(axis=self.axes, keepdims=True)
-        along = (dn * self.split).mean(axis=self.axes, keepdims=True)
-        return ((dn - mean - self.split * along) / self.deviation).reshape(dy.shape), weights
-
-
-def per_example_gradients(blocks, x, labels):
-    """Gradients of softmax cross-entropy on logits, by the weights of each block in order.
-
-    Returns:
-        The losses, and one array of shape `(batch_size, *weight.shape)` for each weight.
-    """
-    losses, examples = [], []
-    for example, label in zip(x, labels, strict=True):
-        value = example
-        for block in blocks:
-            value = block.forward(value)
-        probabilities = np.exp(value - value.max())
-        probabilities /= probabilities.sum()
-        losses.append(-np.log(probabilities[label]))
-        cotangent = probabilities - np.eye(len(value))[label]
-        gradients = []
-        for block in reversed(blocks):
-            cotangent, of_weights = block.backward(cotangent)
-            gradients = of_weights + gradients
-        examples.append(gradients)
-    return np.array(losses), [np.stack(parts) for parts in zip(*examples, strict=True)]
-
-
 def linear_decay(step, initial_value, total_steps):
     """Yu et al. 2018: the initial value over a divisor that grows from one to two."""
-    divisor = 1.0
-    if step >= total_steps:
-        divisor = 2.0
-    else:
-        divisor += step / total_steps
-    return initial_value / divisor
+    return initial_value / (2.0 if step >= total_steps else 1.0 + step / total_steps)
 
 
 def exponential_decay(step, initial_value, decay_rate, total_steps):

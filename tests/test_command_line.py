@@ -31,14 +31,16 @@ def test_a_plan_is_that_of_the_function(capsys):
     run = {"delta": 1e-5, "num_examples": 6_000, "batch_size": 256, "epochs": 10}
     expected = plan(target_epsilon=3.0, num_parameters=500, **run)
     assert capsys.readouterr().out == f"{expected}\n"
-
-
-def test_each_option_reaches_the_plan(capsys):
     assert main(words(epsilon=None, noise="9", sampling="shuffle", accountant="rdp")) == 0
     shown = capsys.readouterr().out
     assert "(RDP)  <- solved for" in shown
     assert "noise multiplier                   9\n" in shown
     assert "shuffled passes" in shown
+    # A warning takes one line.
+    assert main(words(delta="0.001")) == 0
+    warned = capsys.readouterr().err
+    assert warned.startswith("Warning: Argument --delta should be well below")
+    assert warned.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -65,13 +67,6 @@ def test_errors_take_one_line_and_end_with_status_2(arguments, message, capsys):
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("keras-adaclip")
     assert message in captured.err
-
-
-def test_a_warning_takes_one_line(capsys):
-    assert main(words(delta="0.001")) == 0
-    warned = capsys.readouterr().err
-    assert warned.startswith("Warning: Argument --delta should be well below")
-    assert warned.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["plan", "report"])
@@ -128,11 +123,8 @@ def test_only_the_command_leaves_keras_out(arguments, original, is_command, monk
     assert ka._is_command() is is_command
 
 
-def test_the_console_script_is_declared():
+def test_the_package_lists_its_public_names_and_its_command():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"keras-adaclip": f"{main.__module__}:{main.__name__}"}
-
-
-def test_the_package_lists_its_public_names_alone():
     assert sorted(dir(ka)) == sorted(ka.__all__)
     assert all(getattr(ka, name) is not None for name in dir(ka))

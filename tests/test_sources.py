@@ -22,10 +22,11 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype("float32")
 Y = RNG.integers(0, 3, 60)
 PAIRS = list(zip(X, Y, strict=True))
+OPTIONS = {"expected_batch_size": 6, "seed": 5}
 
 
 def from_source(source=PAIRS, **arguments):
-    return PoissonDataset.from_source(source, **{"expected_batch_size": 6, "seed": 5} | arguments)
+    return PoissonDataset.from_source(source, **OPTIONS | arguments)
 
 
 def assert_same_batches(one, other, number=8):
@@ -35,9 +36,13 @@ def assert_same_batches(one, other, number=8):
         assert first.keys() == second.keys()
 
 
-def trained(data, epochs=2, **arguments):
+def dense():
+    return ka.PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+
+def trained(data, make=dense, epochs=2, **arguments):
     keras.utils.set_random_seed(1)
-    model = ka.PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model = make()
     model.compile(
         ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0, seed=2),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -46,48 +51,41 @@ def trained(data, epochs=2, **arguments):
     return model
 
 
+def assert_trains_as(data, other, **arguments):
+    found, expected = (trained(each, **arguments) for each in (data, other))
+    for one, same in zip(found.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(one, same, atol=1e-6)
+    assert found.privacy_spent(1e-3).epsilon == expected.privacy_spent(1e-3).epsilon
+    for name, values in expected.history.history.items():
+        np.testing.assert_allclose(found.history.history[name], values, rtol=1e-4, err_msg=name)
+
+
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_source_trains_as_arrays_do(workers):
-    arrays = trained(PoissonDataset(X, Y, expected_batch_size=6, seed=5))
-    read = trained(from_source(workers=workers))
-    for expected, found in zip(arrays.get_weights(), read.get_weights(), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-6)
-    report, expected = read.privacy_report(delta=1e-3), arrays.privacy_report(delta=1e-3)
-    assert report.epsilon == expected.epsilon
+    assert_trains_as(from_source(workers=workers), PoissonDataset(X, Y, **OPTIONS))
 
 
-def test_weights_of_classes_are_those_of_the_examples():
+def test_class_weights_are_weights_of_the_examples():
     class_weight = {0: 3.0, 2: 0.25}
     weights = np.array([class_weight.get(label, 1.0) for label in Y], "float32")
-    expected = trained(PoissonDataset(X, Y, weights, expected_batch_size=6, seed=5))
-    arrays = PoissonDataset(X, Y, expected_batch_size=6, seed=5)
-    for data in (from_source(), arrays):
+    expected = trained(PoissonDataset(X, Y, weights, **OPTIONS))
+    for data in (from_source(), PoissonDataset(X, Y, **OPTIONS)):
         found = trained(data, class_weight=class_weight).get_weights()
         keras.tree.map_structure(np.testing.assert_allclose, found, expected.get_weights())
     with pytest.raises(ValueError, match="exclude each other"):
         trained(from_source([(x, y, 1.0) for x, y in PAIRS]), class_weight=class_weight)
 
 
-def dict_model():
-    keras.utils.set_random_seed(1)
-    inputs = {
-        "words": keras.Input((5,), dtype="int32", name="words"),
-        "x": keras.Input((4,), name="x"),
-    }
-    embedded = keras.layers.Embedding(9, 3)(inputs["words"])
+def two_inputs():
+    words = keras.Input((5,), dtype="int32", name="words")
+    inputs = {"words": words, "x": keras.Input((4,), name="x")}
+    embedded = keras.layers.Embedding(9, 3)(words)
     parts = [keras.layers.GlobalAveragePooling1D()(embedded), inputs["x"]]
-    outputs = keras.layers.Dense(3)(keras.layers.Concatenate()(parts))
-    model = ka.PrivateModel(inputs, outputs)
-    model.compile(
-        ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0, seed=2),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    return model
+    return ka.PrivateModel(inputs, keras.layers.Dense(3)(keras.layers.Concatenate()(parts)))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_inputs_weights_padded_texts_and_validation(workers):
-    """Two inputs, one of them texts of many lengths, which `map` pads, and weights."""
+def test_two_inputs_weights_padded_texts_and_validation(workers):
     texts = [RNG.integers(1, 9, RNG.integers(0, 8)) for _ in range(60)]
     weights = RNG.uniform(size=60).astype("float32")
 
@@ -99,45 +97,24 @@ def test_inputs_weights_padded_texts_and_validation(workers):
     examples = [read(number) for number in range(60)]
     x = {name: np.stack([example[0][name] for example in examples]) for name in ("words", "x")}
     validation = ({name: array[:7] for name, array in x.items()}, Y[:7])
-    found = []
-    for data in (
-        PoissonDataset(x, Y, weights, expected_batch_size=6, seed=5),
-        from_source(range(60), map=read, workers=workers),
-    ):
-        model = dict_model()
-        history = model.fit(data, epochs=2, validation_data=validation, verbose=0).history
-        found.append((model.get_weights(), history["val_loss"]))
-    keras.tree.map_structure(
-        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), *found
-    )
+    options = {"make": two_inputs, "validation_data": validation}
+    data = from_source(range(60), map=read, workers=workers)
+    assert_trains_as(data, PoissonDataset(x, Y, weights, **OPTIONS), **options)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="feeds no strings")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_strings_of_a_source_reach_the_model(workers):
+    def of_words():
+        lookup = keras.layers.StringLookup(vocabulary=["bad", "good"], output_mode="one_hot")
+        return ka.PrivateSequential(
+            [keras.Input((), dtype="string"), lookup, keras.layers.Dense(3)]
+        )
+
     words = np.array(["bad", "good", "fine"])[Y]
-    found = []
-    for data in (
-        PoissonDataset(words, Y, expected_batch_size=6, seed=5),
-        from_source([(str(word), y) for word, y in zip(words, Y, strict=True)], workers=workers),
-    ):
-        keras.utils.set_random_seed(1)
-        model = ka.PrivateSequential(
-            [
-                keras.Input((), dtype="string"),
-                keras.layers.StringLookup(vocabulary=["bad", "good"], output_mode="one_hot"),
-                keras.layers.Dense(3),
-            ]
-        )
-        model.compile(
-            ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0, seed=2),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-        model.fit(data, epochs=2, verbose=0)
-        found.append(model.get_weights())
-    keras.tree.map_structure(
-        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), *found
-    )
+    pairs = [(str(word), y) for word, y in zip(words, Y, strict=True)]
+    data = from_source(pairs, workers=workers)
+    assert_trains_as(data, PoissonDataset(words, Y, **OPTIONS), make=of_words)
 
 
 def test_structures_weights_and_numbers_are_stacked():
@@ -147,43 +124,27 @@ def test_structures_weights_and_numbers_are_stacked():
         ({"b": X[i], "a": [x["a"][0][i], int(x["a"][1][i])]}, Y[i], float(weights[i]))
         for i in range(60)
     ]
-    arrays = PoissonDataset(x, Y, weights, expected_batch_size=6, seed=5)
+    arrays = PoissonDataset(x, Y, weights, **OPTIONS)
     assert_same_batches(from_source(examples), arrays)
 
 
-def test_map_makes_examples_and_may_read_many_at_once():
-    class Numbers:
-        """As sources of Hugging Face are: asked for many at once."""
+class Many(list):
+    """As sources of Hugging Face are: asked for many at once."""
 
-        asked = 0
+    answer = None
 
-        def __len__(self):
-            return 60
-
-        def __getitem__(self, index):
-            return index
-
-        def __getitems__(self, indices):
-            self.asked += len(indices)
-            return indices
-
-    source = Numbers()
-    read = from_source(source, map=lambda index: (X[index], Y[index]))
-    assert_same_batches(read, PoissonDataset(X, Y, expected_batch_size=6, seed=5))
-    assert source.asked > 0
+    def __getitems__(self, numbers):
+        if self.answer == "fails":
+            raise OSError("bad block")
+        return [self[number] for number in numbers] if self.answer is None else self.answer
 
 
-def test_an_answer_about_many_examples_that_does_not_fit_is_refused():
-    class Wrong(list):
-        answer = None
-
-        def __getitems__(self, numbers):
-            if self.answer is None:
-                raise OSError("bad block")
-            return self.answer
-
-    source = Wrong(PAIRS)
+def test_a_source_that_reads_many_examples_at_once_is_asked_for_one_answer_each():
+    read = from_source(Many(range(60)), map=lambda index: (X[index], Y[index]))
+    assert_same_batches(read, PoissonDataset(X, Y, **OPTIONS))
+    source = Many(PAIRS)
     data = from_source(source)
+    source.answer = "fails"
     with pytest.raises(RuntimeError, match=r"One of the examples \[1, 2\] .*OSError: bad block"):
         data.take(np.array([1, 2]))
     for answer in (PAIRS[:1], PAIRS[:3], (X[:2], Y[:2])):
@@ -192,7 +153,7 @@ def test_an_answer_about_many_examples_that_does_not_fit_is_refused():
             data.take(np.array([1, 2]))
 
 
-def test_what_stands_before_a_source_is_asked_and_not_passed_by():
+def test_a_wrapper_of_a_source_is_asked_and_not_passed_by():
     class Later:
         """The examples from 30 on of a source that reads many at once."""
 
@@ -207,10 +168,6 @@ def test_what_stands_before_a_source_is_asked_and_not_passed_by():
 
         def __getattr__(self, name):
             return getattr(self.source, name)
-
-    class Many(list):
-        def __getitems__(self, numbers):
-            return [self[number] for number in numbers]
 
     taken = from_source(Later(Many(PAIRS))).take(np.arange(3))
     np.testing.assert_array_equal(taken["x"], X[30:33])
@@ -285,47 +242,39 @@ def data_source_of_tensorflow_datasets(folder):
     return builder.as_data_source(split="train"), lambda row: row["x"]
 
 
-def torch_source(folder):
-    torch = pytest.importorskip("torch")
-    return torch.utils.data.TensorDataset(torch.tensor(X)), lambda example: example[0]
+def library_source(name, make, function=None):
+    return lambda folder: (make(pytest.importorskip(name)), function)
 
 
-def hugging_face_source(folder):
-    datasets = pytest.importorskip("datasets")
-    return datasets.Dataset.from_dict({"x": X}), lambda row: np.asarray(row["x"], "float32")
+SOURCES = {
+    "h5py": h5py_source,
+    "numpy": memory_mapped_source,
+    "array_record": array_record_source,
+    "tensorflow_datasets": data_source_of_tensorflow_datasets,
+    "torch": library_source(
+        "torch", lambda torch: torch.utils.data.TensorDataset(torch.tensor(X)), lambda row: row[0]
+    ),
+    "datasets": library_source(
+        "datasets",
+        lambda datasets: datasets.Dataset.from_dict({"x": X}),
+        lambda row: np.asarray(row["x"], "float32"),
+    ),
+    "grain": library_source("grain", lambda grain: grain.MapDataset.source(X)),
+    "zarr": library_source("zarr", lambda zarr: zarr.array(X)),
+    "written": lambda folder: (write_source(iter(X), folder / "written"), None),
+}
 
 
-def grain_source(folder):
-    grain = pytest.importorskip("grain")
-    return grain.MapDataset.source(X), None
-
-
-def zarr_source(folder):
-    zarr = pytest.importorskip("zarr")
-    return zarr.array(X), None
-
-
-def written_source(folder):
-    return write_source(iter(X), folder / "written"), None
-
-
-SOURCES = [
-    h5py_source, memory_mapped_source, array_record_source, data_source_of_tensorflow_datasets,
-    torch_source, hugging_face_source, grain_source, zarr_source, written_source,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("make", SOURCES)
-def test_sources_of_many_libraries_are_read(make, tmp_path):
-    source, function = make(tmp_path)
-    expected = PoissonDataset(X, expected_batch_size=6, seed=5)
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_of_many_libraries_are_read(name, tmp_path):
+    source, function = SOURCES[name](tmp_path)
+    expected = PoissonDataset(X, **OPTIONS)
     assert_same_batches(from_source(source, map=function), expected)
 
 
 def test_rows_of_a_memory_mapped_array_are_those_in_memory(tmp_path):
     mapped, _ = memory_mapped_source(tmp_path)
-    options = {"expected_batch_size": 6, "seed": 5}
-    assert_same_batches(PoissonDataset(mapped, Y, **options), PoissonDataset(X, Y, **options))
+    assert_same_batches(PoissonDataset(mapped, Y, **OPTIONS), PoissonDataset(X, Y, **OPTIONS))
 
 
 def test_images_in_folders_are_read_and_resized(tmp_path):
@@ -385,72 +334,60 @@ def test_interrupted_writing_leaves_nothing_to_open(tmp_path):
         WrittenSource(tmp_path)
 
 
-class Failing(list):
-    """Cannot be read from some number of readings on."""
-
-    def __init__(self, examples, after):
-        super().__init__(examples)
-        self.left = after
-
-    def __getitem__(self, index):
-        self.left -= 1
-        if self.left < 0:
-            raise OSError("bad block")
-        return super().__getitem__(index)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_example_is_named_and_the_steps_that_ran_stay(workers):
-    data = from_source(Failing(PAIRS, after=60), workers=workers)
-    keras.utils.set_random_seed(1)
-    model = ka.PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
-    model.compile(
-        ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
+    model, left = dense(), itertools.count(60, -1)
+
+    class Failing(list):
+        def __getitem__(self, index):
+            if next(left) <= 0:
+                raise OSError("bad block")
+            return super().__getitem__(index)
+
+    def make():
+        return model
+
     with pytest.raises(Exception, match=r"(?s)Example \d+ of the source.*OSError: bad block"):
-        model.fit(data, epochs=4, verbose=0)
+        trained(from_source(Failing(PAIRS), workers=workers), make, epochs=4)
     assert 0 < model.optimizer.ledger.steps < 40
 
 
-ROWS = [X[0], X[1]]
-WRONG = {
-    "other shapes": (lambda: [X[0], X[1][:3]], "Example 1 .* shape"),
-    "other dtypes": (lambda: [np.int32(1), np.float32(0.5)], "Example 1 .* dtype"),
-    "other structures": (lambda: [{"a": X[0]}, {"b": X[0]}], "Example 1 .* structure"),
-    "parts missing": (lambda: [(X[0], 1), (X[0],)], "Example 1 .* parts"),
-    "text for numbers": (lambda: [1.0, "2"], "Example 1 .* dtype"),
-    "16 bits after 8": (lambda: [np.uint8(1), np.uint16(300)], "Example 1 .* dtype"),
-    "more exact": (lambda: [np.float16(1), np.float32(0.1)], "Example 1 .* dtype"),
-    "nothing": (lambda: [1.0, None], "Example 1 .* is None"),
-}
+WRONG = [
+    ([X[0], X[1][:3]], "shape"),
+    ([np.int32(1), np.float32(0.5)], "dtype"),
+    ([{"a": X[0]}, {"b": X[0]}], "structure"),
+    ([(X[0], 1), (X[0],)], "parts"),
+    ([1.0, "2"], "dtype"),
+    ([np.uint8(1), np.uint16(300)], "dtype"),
+    ([np.float16(1), np.float32(0.1)], "dtype"),
+    ([1.0, None], "is None"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_examples_that_differ_from_the_first_are_named(case):
-    make, message = WRONG[case]
-    data = from_source(make(), expected_batch_size=1)
-    with pytest.raises(ValueError, match=f"(?s){message}"):
+@pytest.mark.parametrize(("source", "what"), WRONG)
+def test_an_example_that_differs_from_the_first_is_named(source, what):
+    data = from_source(source, expected_batch_size=1)
+    with pytest.raises(ValueError, match=f"(?s)Example 1 .*{what}"):
         data.take(np.arange(2))
 
 
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        (lambda: (row for row in ROWS), TypeError, "write_source"),
-        (lambda: itertools.count(), TypeError, "write_source"),
-        (lambda: {0: ROWS[0]}, TypeError, "by their number"),
-        (list, ValueError, "at least one example"),
-        (lambda: [(1, 2, 3, 4)], ValueError, "tuple of 4"),
-        (lambda: [object()], TypeError, "not of numbers"),
-        (lambda: [np.datetime64("2026-11-26")], TypeError, "not of numbers"),
-        (lambda: [(None, 1)], ValueError, "is None"),
-        (lambda: PoissonDataset(X, expected_batch_size=6), TypeError, "holds batches"),
+        (iter(PAIRS), TypeError, "write_source"),
+        (itertools.count(), TypeError, "write_source"),
+        ({0: X[0]}, TypeError, "by their number"),
+        ([], ValueError, "at least one example"),
+        ([(1, 2, 3, 4)], ValueError, "tuple of 4"),
+        ([object()], TypeError, "not of numbers"),
+        ([np.datetime64("2026-11-26")], TypeError, "not of numbers"),
+        ([(None, 1)], ValueError, "is None"),
+        (PoissonDataset(X, expected_batch_size=6), TypeError, "holds batches"),
     ],
 )
 def test_sources_that_cannot_be_used_are_refused(source, error, message):
     with pytest.raises(error, match=message):
-        from_source(source(), expected_batch_size=1)
+        from_source(source, expected_batch_size=1)
 
 
 def test_a_source_itself_is_no_data_set_for_fit(tmp_path):

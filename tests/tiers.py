@@ -24,7 +24,6 @@ ONCE = (
     "tests/examples/test_data.py",
     "tests/federated/test_clients.py",
     "tests/federated/test_processes.py",
-    "tests/federated/test_client_sources.py",
     "tests/federated/test_cohorts.py",
     "tests/packaging",
     "tests/plots",
@@ -45,10 +44,10 @@ _CONTRACT = (
     "tests/models/test_mixing_later.py",
     "tests/models/test_sampling_in_fit.py",
     *(f"tests/soundness/test_rules_{rules}.py" for rules in _RULES),
-    "tests/test_noise.py",
 )
 # Minutes each: `make test-all` alone runs them.
 NIGHTLY = (
+    "tests/benchmarks",
     "tests/distribution",
     "tests/docs/test_notebooks.py",
     "tests/models/test_conveniences.py",

@@ -15,7 +15,6 @@ FOLDER = Path(backend.__file__).parent
 
 
 def defined_by(node):
-    """The names that a statement of a module defines, imports aside."""
     if isinstance(node, ast.Assign):
         return [
             each.id for target in node.targets for each in ast.walk(target) if "id" in vars(each)

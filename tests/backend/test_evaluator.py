@@ -18,7 +18,7 @@ def evaluator(function, **options):
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
-def test_it_returns_arrays_and_traces_compiled_steps_once(run_eagerly):
+def test_an_evaluator_returns_arrays_and_traces_compiled_steps_once(run_eagerly):
     sizes = []
 
     def function(rows, further):
@@ -38,7 +38,7 @@ def test_it_returns_arrays_and_traces_compiled_steps_once(run_eagerly):
 
 @pytest.mark.skipif(BACKEND != "jax", reason="XLA chooses the precision for each size of a batch")
 @pytest.mark.parametrize("run_eagerly", [False, True])
-def test_products_are_in_full_precision(run_eagerly):
+def test_jax_computes_products_in_full_precision(run_eagerly):
     """On a GPU a convolution was refused: its output seemed to depend on the number of rows."""
     import jax
 
@@ -55,33 +55,17 @@ def test_products_are_in_full_precision(run_eagerly):
     assert all("precision=(HIGHEST" in each or "Precision.HIGHEST" in each for each in seen)
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="a context for each call, which reads settings")
-def test_convolutions_are_in_full_precision_on_pytorch():
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch has a precision for each operation")
+@pytest.mark.parametrize("precisions", [("tf32", "ieee"), ("ieee", "tf32")])
+def test_pytorch_convolves_in_full_precision_and_gets_its_settings_back(precisions):
     """On a GPU a pooling layer was refused after a convolution in TF32."""
     import torch
 
     cudnn = torch.backends.cudnn
-    seen = []
-
-    def function(rows, further):
-        seen.append(cudnn.allow_tf32)
-        return [rows[0]]
-
-    before = cudnn.allow_tf32
-    evaluator(function)(ROWS, {})
-    assert (seen, cudnn.allow_tf32) == ([False], before)
-
-
-@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch has a precision for each operation")
-@pytest.mark.parametrize("precisions", [("tf32", "ieee"), ("ieee", "tf32")])
-def test_precisions_of_each_operation_come_back(precisions):
-    import torch
-
-    if not hasattr(torch.backends.cudnn, "conv"):
+    if not hasattr(cudnn, "conv"):
         pytest.skip("before PyTorch 2.9")
-    parts = [torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
-    defaults = [part.fp32_precision for part in parts]
-    seen = []
+    parts = [cudnn.conv, cudnn.rnn]
+    defaults, seen = [part.fp32_precision for part in parts], []
 
     def function(rows, further):
         seen.extend(part.fp32_precision for part in parts)
@@ -98,34 +82,29 @@ def test_precisions_of_each_operation_come_back(precisions):
             part.fp32_precision = precision
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow has variables of its own")
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_writes_are_known_on_tensorflow(run_eagerly):
-    import tensorflow as tf
+@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch runs eagerly")
+@pytest.mark.parametrize("run_eagerly", [False, True] if BACKEND == "tensorflow" else [False])
+def test_writes_outside_of_keras_are_reported(run_eagerly):
+    if BACKEND == "jax":
+        import jax
 
-    variable = tf.Variable(0.0)
-    functions = {
-        "nothing": lambda rows, further: [rows[0] + variable],
-        "writes": lambda rows, further: [rows[0] + variable.assign_add(1.0)],
-        "writes within": lambda rows, further: [
-            tf.cond(rows[0][0, 0] > 0, lambda: variable.assign_add(1.0), lambda: 0.0)
-        ],
-    }
+        def writes(rows, further):
+            jax.experimental.io_callback(lambda value: None, None, rows[0])
+            return rows
+
+        functions = {"nothing": lambda rows, further: [ops.sin(rows[0])], "writes": writes}
+    else:
+        import tensorflow as tf
+
+        variable = tf.Variable(0.0)
+        functions = {
+            "nothing": lambda rows, further: [rows[0] + variable],
+            "writes": lambda rows, further: [rows[0] + variable.assign_add(1.0)],
+            "writes within": lambda rows, further: [
+                tf.cond(rows[0][0, 0] > 0, lambda: variable.assign_add(1.0), lambda: 0.0)
+            ],
+        }
     for name, function in functions.items():
         run = evaluator(function, run_eagerly=run_eagerly)
         run(ROWS, [])
         assert run.effects.writes == name.startswith("writes"), name
-
-
-@pytest.mark.skipif(BACKEND != "jax", reason="JAX calls back")
-def test_calls_of_python_are_known_on_jax():
-    import jax
-
-    def calling_back(rows, further):
-        jax.experimental.io_callback(lambda value: None, None, rows[0])
-        return rows
-
-    for function in (calling_back, lambda rows, further: [ops.sin(rows[0])]):
-        run = evaluator(function)
-        run(ROWS, [])
-        assert run.effects.writes == (function is calling_back)

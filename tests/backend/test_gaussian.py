@@ -1,14 +1,12 @@
-"""The noise: nothing but the same key, step and stream draws it again; numbers do not correlate.
-
-Its law is tested in `tests/test_noise.py`.
-"""
+"""The noise and its keys: the normal law, and no correlation between any two draws."""
 
 import keras
 import numpy as np
 import pytest
 from keras import ops
+from scipy import stats
 
-from keras_adaclip import backend
+from keras_adaclip import backend, noise
 from tests.gradients.support import compiled
 
 KEY = np.array([123456789, -987654321], np.int32)
@@ -19,10 +17,8 @@ BOUND = 5 / np.sqrt(SIZE)
 
 
 def draw(shape=(64,), key=KEY, step=0, stream=0):
-    noise = backend.gaussian(
-        shape, ops.convert_to_tensor(key), ops.convert_to_tensor(np.int32(step)), stream
-    )
-    return ops.convert_to_numpy(noise)
+    key, step = ops.convert_to_tensor(key), ops.convert_to_tensor(np.int32(step))
+    return ops.convert_to_numpy(backend.gaussian(shape, key, step, stream))
 
 
 def key_with_other_bit(bit):
@@ -32,8 +28,8 @@ def key_with_other_bit(bit):
 # On PyTorch the two numbers of a pair are 2**16 apart.
 @pytest.mark.parametrize("lag", [1, 2, 3, 7, 2**16, SIZE // 2])
 def test_numbers_of_one_draw_are_uncorrelated(lag):
-    noise = draw((SIZE,)).astype(np.float64)
-    one, other = noise[:-lag], noise[lag:]
+    drawn = draw((SIZE,)).astype(np.float64)
+    one, other = drawn[:-lag], drawn[lag:]
     assert abs(np.mean(one * other)) < BOUND * np.sqrt(SIZE / len(one))
     assert abs(np.mean((one**2 - 1) * (other**2 - 1))) < 2 * BOUND * np.sqrt(SIZE / len(one))
 
@@ -63,9 +59,13 @@ def test_other_keys_steps_and_streams_draw_independent_noise():
 
 
 def test_all_64_bits_of_the_key_every_step_and_every_stream_matter():
-    draws = [draw((4,), key=key_with_other_bit(bit)) for bit in range(64)]
-    draws += [draw((4,), step=step, stream=stream) for step in range(12) for stream in range(12)]
-    assert len({each.tobytes() for each in draws}) == 64 + 144
+    streams = compiled(lambda key, step: [backend.gaussian((4,), key, step, n) for n in range(4)])
+    places = [*((key_with_other_bit(bit), 0) for bit in range(64)), *((KEY, n) for n in range(12))]
+    found = set()
+    for key, step in places:
+        draws = streams(ops.convert_to_tensor(key), ops.convert_to_tensor(np.int32(step)))
+        found |= {ops.convert_to_numpy(each).tobytes() for each in draws}
+    assert len(found) == 4 * len(places)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (7, 5)])
@@ -92,3 +92,44 @@ def test_under_xla_keys_steps_and_streams_are_apart_too():
     assert len(np.unique(values[:, 0])) == len(values)
     # 204 rows of 64 draws: their correlations have standard error 1/8; six of them.
     assert np.abs(np.corrcoef(values) - np.eye(len(values))).max() < 6 / np.sqrt(64)
+
+
+def add_noise(values, stddev):
+    tensors = [ops.convert_to_tensor(each) for each in (values, np.float32(stddev), KEY)]
+    (noised,) = noise.add_noise(*([each] for each in tensors[:2]), tensors[2], np.int32(0))
+    return ops.convert_to_numpy(noised)
+
+
+@pytest.mark.parametrize("stddev", [1e-6, 1.0, 300.0])
+def test_the_noise_is_normal_with_the_deviation_that_was_asked_for(stddev):
+    """100,000 draws: Kolmogorov-Smirnov and chi-square, false alarm 1e-6 each."""
+    drawn = add_noise(np.zeros((100, 1000), np.float32), stddev)
+    drawn = drawn.astype(np.float64).ravel() / stddev
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], drawn.size)
+    assert low < np.sum(drawn**2) < high
+    assert stats.kstest(drawn, "norm").pvalue > 1e-6
+    assert np.abs(drawn).max() > 3.5
+
+
+@pytest.mark.parametrize("shape", [(), (1, 1, 5), (0,)])
+def test_the_noise_is_added_to_the_values_in_float32(shape):
+    values = np.full(shape, 0.5, np.float16)
+    zero, noised = (add_noise(each, 0.25) for each in (0 * values, values))
+    assert (noised.shape, noised.dtype) == (shape, np.float32)
+    np.testing.assert_allclose(noised - values, zero, atol=1e-6)
+    np.testing.assert_array_equal(add_noise(values, 0.0), values)
+
+
+def test_fresh_keys_have_64_bits_that_differ():
+    """Two of 1,000 keys of 64 bits agree with probability 3e-14."""
+    keys = np.stack([noise.fresh_key() for _ in range(1000)])
+    assert keys.dtype == np.int32
+    assert len({tuple(key) for key in keys}) == 1000
+    bits = np.unpackbits(keys.view(np.uint8), axis=1)
+    # Each of the 64 bits is set in Binomial(1000, 1/2) keys; false alarm below 1e-6 in all.
+    assert np.abs(bits.mean(axis=0) - 0.5).max() < 6 * 0.5 / np.sqrt(1000)
+
+
+def test_a_seeded_key_is_a_function_of_seed_and_earlier_steps():
+    np.testing.assert_array_equal(noise.fresh_key(5), noise.fresh_key(5, 0))
+    assert len({tuple(noise.fresh_key(s, n)) for s in range(20) for n in range(20)}) == 400

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def compilations(monkeypatch):
-    """The compiler options of each call of `jax.jit`, by the name of the function."""
+def test_private_steps_alone_are_compiled_with_the_scheduler_that_saves_memory(monkeypatch):
     jit, options = jax.jit, {}
 
     def recorded(function, **arguments):
@@ -30,10 +28,6 @@ def compilations(monkeypatch):
         return jit(function, **arguments)
 
     monkeypatch.setattr(jax, "jit", recorded)
-    return options
-
-
-def test_private_steps_are_compiled_with_it_and_plain_models_are_not(compilations, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     for cls, optimizer in (
         (ka.PrivateSequential, ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0)),
@@ -41,12 +35,12 @@ def test_private_steps_are_compiled_with_it_and_plain_models_are_not(compilation
     ):
         model = cls([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile(optimizer=optimizer, loss="mse")
-        compilations.clear()
+        options.clear()
         model.fit(np.ones((8, 2), "float32"), np.ones((8, 1), "float32"), batch_size=4, verbose=0)
         if cls is keras.Sequential:
-            assert not any(compilations.values())
+            assert not any(options.values())
         else:
-            assert compilations["train_step"] == SCHEDULER
+            assert options["train_step"] == SCHEDULER
 
 
 @pytest.mark.parametrize(
@@ -56,7 +50,7 @@ def test_private_steps_are_compiled_with_it_and_plain_models_are_not(compilation
         "--xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_CONCURRENCY_OPTIMIZED",
     ],
 )
-def test_the_user_may_decide(flag, monkeypatch):
+def test_xla_flags_of_the_user_decide(flag, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to= {flag}")
     assert steps.compiler_options() == {}
 

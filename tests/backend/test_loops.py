@@ -1,8 +1,4 @@
-"""Loops, maps over rows, gradients and evaluation on each backend.
-
-Gradients at taps are tested in `tests/gradients/test_architectures.py`, and those of mapped losses
-in `tests/gradients/test_isolation.py`.
-"""
+"""Loops over chunks, maps over rows and masks of rows on each backend."""
 
 from contextlib import nullcontext
 
@@ -21,9 +17,8 @@ def to_numpy(values):
     return [ops.convert_to_numpy(value) for value in values]
 
 
-@pytest.mark.parametrize("mode", [lambda function: function, compiled], ids=["eager", "compiled"])
 @pytest.mark.parametrize("num_chunks", [0, 1, 5])
-def test_a_loop_threads_carry_and_variables(mode, num_chunks):
+def test_a_loop_hands_carry_and_variables_on_from_chunk_to_chunk(num_chunks):
     counter = keras.Variable(np.float32(10.0), name="counter")
     factor = keras.Variable(np.float32(2.0), name="factor")
 
@@ -43,7 +38,7 @@ def test_a_loop_threads_carry_and_variables(mode, num_chunks):
             carry = backend.loop_over_chunks(body, carry, count, [counter], [factor])
             return [*carry, counter + 0.0]
 
-    total, rows, last = to_numpy(mode(run)(ops.convert_to_tensor(np.int32(num_chunks))))
+    total, rows, last = to_numpy(compiled(run)(ops.convert_to_tensor(np.int32(num_chunks))))
     assert last == 10.0 + num_chunks
     assert total == 2.0 * sum(11.0 + index for index in range(num_chunks))
     expected = [float(index) if index < num_chunks else -1.0 for index in range(5)]
@@ -60,35 +55,8 @@ def test_rows_that_cannot_be_vectorized_are_mapped_one_by_one():
     np.testing.assert_array_equal(found, [3.0, 0.0, 7.0])
 
 
-def test_gradients_by_variables_are_zero_where_unused():
-    used = keras.Variable(np.array([1.0, 2.0], np.float32))
-    unused = keras.Variable(np.ones((2, 2), np.float32))
-    further, gradients = backend.gradients_of(
-        lambda: (ops.sum(used * used), ops.sum(used)), [used, unused], []
-    )
-    assert ops.convert_to_numpy(further) == 3.0
-    for found, each in zip(to_numpy(gradients), ([2.0, 4.0], np.zeros((2, 2))), strict=True):
-        np.testing.assert_allclose(found, each)
-    # A loss that depends on no variable at all.
-    _, gradients = backend.gradients_of(lambda: (ops.sum(ops.ones((2,))), ()), [used], [])
-    np.testing.assert_array_equal(to_numpy(gradients)[0], np.zeros(2))
-
-
-def test_evaluate_drops_updates_and_returns_numpy():
-    variable = keras.Variable(np.float32(1.0))
-
-    def function(_):
-        variable.assign(variable + 1.0)
-        return {"value": variable * 2.0}
-
-    (found,) = backend.evaluate_each(function, [variable], [()])
-    assert isinstance(found["value"], np.ndarray | np.float32)
-    assert float(found["value"]) == 4.0
-    assert ops.convert_to_numpy(variable.value) == 1.0
-
-
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="TensorFlow's advice")
-def test_evaluate_gives_no_advice_on_tracing(caplog):
+def test_an_evaluation_hides_the_advice_of_tensorflow_on_tracing(caplog):
     import tensorflow as tf
 
     def function(_):

@@ -10,8 +10,9 @@ import pytest
 from keras_adaclip import backend
 from keras_adaclip.sampling import FixedShapeBatches, PoissonDataset
 
-is_tensorflow = keras.backend.backend() == "tensorflow"
-only_tensorflow = pytest.mark.skipif(not is_tensorflow, reason="the others hand the batches on")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="the others hand the batches on"
+)
 
 
 def batches_of(x, sizes=(16,), num_batches=3, **arguments):
@@ -23,14 +24,7 @@ def prefetched(batches, rows):
     return backend.fit_arguments(batches, rows, keras.Model())["x"]
 
 
-@pytest.mark.skipif(is_tensorflow, reason="there they are prepared ahead")
-def test_elsewhere_keras_prepares_them():
-    batches, rows = batches_of(np.zeros((20, 2)))
-    assert backend.fit_arguments(batches, rows, keras.Model()) == {"x": batches}
-
-
-@only_tensorflow
-def test_they_are_the_same_in_the_same_order():
+def test_prefetched_batches_are_those_of_the_data_set_in_order():
     x = {
         "image": np.arange(40.0).reshape(20, 2),
         "pair": [np.arange(20), np.array(["a", "b"] * 10)],
@@ -54,8 +48,7 @@ def test_they_are_the_same_in_the_same_order():
         assert batch["x"]["image"].dtype == "float32"
 
 
-@only_tensorflow
-def test_data_are_not_kept_for_ever():
+def test_tensorflow_frees_the_data_set_after_training():
     """TensorFlow keeps every generator that a data set was made of."""
     batches, rows = batches_of(np.zeros((20, 2)))
     data = prefetched(batches, rows)

@@ -18,7 +18,6 @@ ADACLIP, ERROR = ka.clipping.AdaClip, ka.clipping.ExpectedErrorClipping
 
 
 def step(strategy, state, norms, count_noise, expected_units):
-    """One step through the strategy's own functions, on arrays of NumPy."""
     norms = np.asarray(norms, np.float32)[:, None]
     total = summed_statistics(strategy, state, norms) + count_noise
     after = updated(strategy, state, total, expected_units)
@@ -168,6 +167,7 @@ def test_the_expected_error_is_least_where_the_norm_settles(initial, noise_multi
         (MEAN_NORM, {"norm_bound_factor": 1.0}, ValueError, "must be above 1"),
         (ERROR, {"learning_rate": -1.0}, ValueError, "must be positive"),
         (ERROR, {"excess_noise_stddev": 0.0}, ValueError, "must be positive"),
+        (ka.clipping.SlaClip, {"num_slots": 1}, ValueError, "num_slots"),
         (ADACLIP, {"beta1": 1.0}, ValueError, "`beta1` must be at least 0 and below 1"),
         (ADACLIP, {"beta2": None}, TypeError, "`beta2` must be a number"),
         (ADACLIP, {"min_variance": 1e-30}, ValueError, "`min_variance` must lie between"),

@@ -89,24 +89,12 @@ def test_the_norm_comes_from_afar_to_among_the_contributions(initial, scale):
     assert np.quantile(norms, 0.3) < state["clip_norm"][0] < np.quantile(norms, 0.99)
 
 
-def test_the_sum_is_noised_as_with_a_fixed_norm_and_the_report_says_so():
-    optimizer = dp_sgd(ka.clipping.SlaClip(num_slots=9))
-    model = pure_noise_model(optimizer)
-    model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
-    text = optimizer.described()["clipping"]
-    assert "z = 1, of the sum z_D = 1; 2 private statistics at no cost" in text
-
-
 class Unpaid(ka.clipping.SlaClip):
-    """Leaves the noise on its statistics out."""
-
     def noise_split(self, noise_multiplier, expected_units, num_groups=1):
         return noise_multiplier, 0.9 * noise_multiplier
 
 
 class Undeclared(ka.clipping.SlaClip):
-    """Releases the same, and does not say that it fits."""
-
     statistics_fit_the_norm = False
 
 
@@ -118,13 +106,6 @@ class Grouped(ka.clipping.SlaClip):
         self.groups = "per_layer"
 
 
-@pytest.mark.parametrize("strategy", [Unpaid(), Undeclared(), Grouped()])
-def test_statistics_that_nothing_pays_for_are_refused(strategy):
-    model = pure_noise_model(dp_sgd(strategy))
-    with pytest.raises(ValueError, match="does not pay for what the strategy releases"):
-        model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
-
-
 class OneMore(ka.clipping.SlaClip):
     """Releases a statistic that it does not state."""
 
@@ -133,12 +114,9 @@ class OneMore(ka.clipping.SlaClip):
         return ops.concatenate([slots, slots[:, :1]], axis=1)
 
 
-def test_a_statistic_more_than_is_stated_is_refused():
-    model = pure_noise_model(dp_sgd(OneMore()))
-    with pytest.raises(ValueError, match="as many statistics as `num_statistics` says"):
+@pytest.mark.parametrize("strategy", [Unpaid(), Undeclared(), Grouped(), OneMore()])
+def test_statistics_that_nothing_pays_for_are_refused(strategy):
+    model = pure_noise_model(dp_sgd(strategy))
+    message = "does not pay for what the strategy releases|as `num_statistics` says"
+    with pytest.raises(ValueError, match=message):
         model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
-
-
-def test_slots_that_cannot_fit_are_refused():
-    with pytest.raises(ValueError, match="num_slots"):
-        ka.clipping.SlaClip(num_slots=1)

@@ -41,7 +41,6 @@ def main(options, results):
 
 
 def start_jax(options):
-    """Start JAX on some virtual CPU devices, in one process or several."""
     count = options["devices"]
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
     import jax
@@ -74,7 +73,6 @@ def start_jax(options):
 
 
 def start_tensorflow(options):
-    """Start TensorFlow on some logical CPU devices, or as a worker of several."""
     if options["processes"] > 1:
         workers = [f"localhost:{port}" for port in options["ports"]]
         task = {"type": "worker", "index": options["process"]}

@@ -15,7 +15,6 @@ SECONDS = 1200
 
 
 def free_ports(count):
-    """Return ports that nothing listens on."""
     sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -59,7 +58,6 @@ def start(written, *, devices=1, kind="none", processes=1, scenarios, **further)
 
 
 def loaded(results):
-    """Return the arrays of a process by scenario."""
     by_scenario = {}
     with np.load(results) as arrays:
         for key in arrays:
@@ -75,3 +73,19 @@ def results_of(found):
         for scenario, arrays in results.items():
             assert "error" not in arrays, f"{scenario}: {arrays['error']}\n{log[-4000:]}"
     return [results for results, *_ in found]
+
+
+def assert_one_run(alone, found):
+    """Compare a run over several devices or processes with one over a single one."""
+    scale = np.abs(alone["weights"]).max()
+    np.testing.assert_allclose(found["weights"], alone["weights"], atol=1e-5 * scale)
+    np.testing.assert_allclose(found["clip_norm"], alone["clip_norm"], rtol=1e-5)
+    assert (found["steps"], found["epsilon"]) == (alone["steps"], alone["epsilon"])
+
+
+def assert_noise_as_accounted(found):
+    """The standard deviation of so many draws is known to 1 in 100: five of these."""
+    changes = found["changes"]
+    assert (changes.size, found["steps"]) == (4 * 41 * 30, 4)
+    assert abs(np.std(changes) - 1.0) < 5.0 / np.sqrt(2.0 * changes.size)
+    assert abs(np.mean(changes)) < 5.0 / np.sqrt(changes.size)

@@ -27,7 +27,6 @@ def labels():
 
 
 def share(options, *arrays):
-    """Return this process's rows, by default of features and labels."""
     arrays = arrays or (features(), labels())
     return [array[options["process"] :: options["processes"]] for array in arrays]
 
@@ -45,11 +44,10 @@ def dense_model():
 
 def image_model():
     keras.utils.set_random_seed(3)
-    inputs = keras.Input((5, 5, 2))
-    x = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(inputs)
-    x = keras.layers.GroupNormalization(2, name="norm")(x)
-    x = keras.layers.Flatten()(x)
-    return ka.PrivateModel(inputs, keras.layers.Dense(NUM_CLASSES, name="logits")(x))
+    layers = [keras.layers.Conv2D(4, 3, activation="relu", name="conv")]
+    layers += [keras.layers.GroupNormalization(2, name="norm"), keras.layers.Flatten()]
+    layers += [keras.layers.Dense(NUM_CLASSES, name="logits")]
+    return ka.PrivateSequential([keras.Input((5, 5, 2)), *layers])
 
 
 def plain_sgd():
@@ -61,7 +59,6 @@ def momentum():
 
 
 def compiled(scope, make=dense_model, make_optimizer=momentum, jit_compile="auto", **options):
-    """Return a private model that was made and compiled in a scope."""
     options = {"clipping": 0.5, "noise_multiplier": 0.0, "seed": 7, **options}
     with scope():
         model = make()
@@ -76,7 +73,6 @@ def on_logits():
 
 
 def fitted(model, x, *data, **options):
-    """Return the weights, ledger and threshold of a model after `fit`, and its last losses."""
     history = model.fit(x, *data, verbose=0, **options).history
     spent = model.privacy_spent(DELTA)
     return {
@@ -154,7 +150,6 @@ def images(scope, options):
 
 
 def federated(scope, **options):
-    """Return a federated model that was made and compiled in a scope."""
     clipping = ka.clipping.QuantileClipping(0.3, 0.5, count_noise_stddev=4.0)
     private = {"clipping": clipping, "noise_multiplier": 0.5, "seed": 7, "microbatch_size": None}
     private |= {name: options.pop(name) for name in list(options) if name in private}
@@ -168,7 +163,6 @@ def federated(scope, **options):
 
 
 def population():
-    """Return 30 clients of different sizes."""
     ids = np.random.default_rng(2).integers(0, 30, NUM_EXAMPLES)
     return ka.federated.ClientData.from_arrays(features(), labels(), ids)
 
@@ -250,8 +244,6 @@ def one_more(scope, options):
 
 
 class OneBatch(keras.utils.PyDataset):
-    """Eight times one row."""
-
     def __init__(self):
         super().__init__()
         self.batch = np.repeat(features()[-1:], 8, axis=0), np.repeat(labels()[-1:], 8)
@@ -324,13 +316,11 @@ def refused(train):
 
 @refused
 def same_rows(scope, options):
-    """Each process was given all the data."""
     return fitted(compiled(scope), features(), labels(), batch_size=48)
 
 
 @refused
 def same_clients(scope, options):
-    """Each process was given all the clients."""
     return fitted(federated(scope), population(), cohort_size=6)
 
 

@@ -124,7 +124,7 @@ soundness/test_rules_metrics.py::test_losses_do_not_read_what_metrics_have_seen
 - values = [(each, ops.zeros(each.shape, each.dtype)) for each in model.metrics_variables]
 + values = [(each, each.value) for each in model.metrics_variables]
 # a metric assigns a variable that it was given | training/step_parts.py
-soundness/test_rules_metrics.py::test_a_metric_that_holds_a_variable_of_the_model_may_not_assign_it
+soundness/test_rules_metrics.py::test_a_metric_that_assigns_another_variable_is_refused_by_name
 - own -= {id(variable) for variable in model.optimizer.variables}
 + pass
 # random layers draw from seeds that can be known | gradients/forward.py
@@ -139,11 +139,11 @@ soundness/test_rules_secret_draws.py::test_known_seeds_do_not_tell_what_layers_d
 soundness/test_rules_ledger.py::test_loading_draws_a_fresh_key
 -         self._key.assign(noise.fresh_key())
 # a loaded run with a seed draws the rows of the run that it left | training/training_data.py
-soundness/test_rules_noise_keys.py::test_two_runs_that_go_on_from_one_file_draw_different_rows
+soundness/test_rules_noise_keys.py::test_no_fit_or_loaded_run_draws_the_same_rows_again
 - seed=optimizer.sampling_seed
 + seed=optimizer.seed
 # the noise key is saved with the model | optimizers/wrapping_optimizer.py
-soundness/test_rules_saved_state.py::test_no_state_holds_the_key_of_noise_that_was_drawn
+soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_a_key_or_the_values_of_metrics
 - hidden = {id(variable) for variable in self.secret_variables}
 + hidden = set()
 # no noise on the counts | optimizers/state.py
@@ -227,11 +227,11 @@ test_sources.py::test_sources_that_cannot_be_used_are_refused
 - if isinstance(source, keras.utils.PyDataset):
 + if False:
 # examples drawn with twice the probability | sampling/draws.py
-test_sampling.py::test_each_row_is_drawn_with_the_stated_probability
+test_sampling.py::test_the_law_of_the_draws
 - size = generator.binomial(num_units, sampling_probability)
 + size = generator.binomial(num_units, min(1.0, 2 * sampling_probability))
 # batches of one size instead of Poisson samples | sampling/draws.py
-test_sampling.py::test_rows_are_drawn_independently_of_each_other
+test_sampling.py::test_the_law_of_the_draws
 - size = generator.binomial(num_units, sampling_probability)
 + size = round(num_units * sampling_probability)
 # rows that are not present drawn | sampling/poisson.py
@@ -239,15 +239,15 @@ test_sampling.py::test_rows_that_are_not_present_are_never_drawn_and_all_else_st
 - return rows if self._present is None else rows[self._present[rows]]
 + return rows
 # the first rows of a large draw kept instead of random ones | sampling/draws.py
-test_truncated_draws.py::test_the_law_of_the_draws
+test_sampling.py::test_the_law_of_the_draws
 - return units[uniform_draw(generator, len(units), most)]
 + return units[:most]
 # each process cuts its own part of a large draw | sampling/draws.py
-test_truncated_draws.py::test_the_law_of_the_draws
+test_sampling.py::test_the_law_of_the_draws
 - sizes = shared.multivariate_hypergeometric(sizes, most)
 + sizes = np.minimum(sizes, most // len(sizes))
 # truncated draws accounted as exact ones | training/training_data.py
-test_truncated_draws.py::test_steps_use_the_rows_that_were_kept_and_no_others
+test_sampling.py::test_a_fit_uses_the_rows_of_each_draw_and_no_others
 - most = dataset.truncated_to
 + most = None
 # no loss at orders where the bound of truncated draws is not a number | accounting/accountants.py
@@ -257,7 +257,7 @@ accounting/test_truncation.py::test_selected_runs_and_later_truncated_draws_add_
 - divergences = np.where(np.isnan(divergences), math.inf, divergences)
 + pass
 # draws cut in another way than the run began with | training/base.py
-test_truncated_draws.py::test_a_run_that_would_draw_in_another_way_than_is_counted_is_refused
+test_sampling.py::test_a_run_that_would_draw_in_another_way_than_is_counted_is_refused
 - if counted != data.max_batch_size:
 + if False:
 # the size of truncated draws left out of the mechanism of a row | accounting/row.py
@@ -265,7 +265,7 @@ accounting/test_truncation.py::test_rows_of_different_largest_batches_are_not_jo
 - sampled = (self.sampling, self.expected_batch_size, self.num_examples, self.max_batch_size)
 + sampled = (self.sampling, self.expected_batch_size, self.num_examples)
 # the same rows drawn in every fit | training/base.py
-soundness/test_rules_noise_keys.py::test_every_fit_draws_other_rows
+soundness/test_rules_noise_keys.py::test_no_fit_or_loaded_run_draws_the_same_rows_again
 - data.poisson.begin_run(self.privacy_ledger.steps)
 + data.poisson.begin_run(0)
 # shuffled batches accounted as Poisson samples | training/training_data.py
@@ -273,7 +273,7 @@ models/test_sampling_in_fit.py::test_the_ledger_says_how_examples_were_sampled
 -             sampling=Sampling.SHUFFLE,
 +             sampling=Sampling.POISSON,
 # a step counted after it is applied, not before | optimizers/dp_optimizer.py
-soundness/test_rules_around_fit.py::test_step_is_counted_before_it_is_applied
+soundness/test_rules_around_fit.py::test_a_step_is_counted_before_it_is_applied
 -         self._ledger.count_step()
 +         pass
 -             inner.apply(backend.shares_of_replica(gradients), trainable_variables)
@@ -321,7 +321,7 @@ tuners/test_private_search_account.py::test_a_run_that_spends_more_ends_the_sear
 - if not self._search.bounds.covers(model.privacy_ledger):
 + if False:
 # what was spent on frozen weights forgotten | training/spending.py
-federated/test_models.py::test_what_was_spent_on_frozen_weights_counts
+soundness/test_rules_around_fit.py::test_models_on_shared_weights_have_one_ledger_and_save_it
 - return [*self.variables, *keras_private.flatten_layers(self)]
 + return self.trainable_variables
 # rounds over clients counted as steps over examples | federated/cohorts.py
@@ -353,15 +353,15 @@ gradients/test_factored.py::test_no_contribution_beside_the_centre_exceeds_its_b
 +             ) / pair[1]
 +             parts.append(written)
 # the state tree shows the noise key | training/saved_state.py
-soundness/test_rules_saved_state.py::test_no_state_holds_the_key_of_noise_that_was_drawn
+soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_a_key_or_the_values_of_metrics
 - del functools.reduce(dict.__getitem__, folders, tree["optimizer_variables"])[name]
 + pass
 # an HDF5 file of the whole model holds the noise key | optimizers/wrapping_optimizer.py
-soundness/test_rules_saved_state.py::test_no_state_holds_the_key_of_noise_that_was_drawn
+soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_a_key_or_the_values_of_metrics
 -     if keras_private.is_legacy_file():
 +     if False:
 # TensorFlow's checkpoints hold the noise key | backend/keras_private.py on tensorflow
-soundness/test_rules_saved_state.py::test_no_state_holds_the_key_of_noise_that_was_drawn
+soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_a_key_or_the_values_of_metrics
 -         if save_type == "savedmodel":
 -             return {}
 +         if True:
@@ -390,7 +390,7 @@ soundness/test_rules_ledger.py::test_a_callback_that_sets_the_optimizer_back_fre
 -         _ = self.model.optimizer.ledger
 +         pass
 # steps before an evaluation are forgotten where a later step fails | training/base.py on jax
-soundness/test_rules_ledger.py::test_steps_before_an_evaluation_count_where_a_later_step_fails
+soundness/test_rules_ledger.py::test_steps_before_an_evaluation_or_a_load_count_where_a_later_step_fails
 -         _ = self.optimizer.ledger
 +         pass
 # the cost of a search forgets the delta that was promised | optimizers/state.py
@@ -477,11 +477,11 @@ federated/test_privacy.py::test_a_broken_client_takes_nobody_with_it
 - rows = ops.maximum(ops.where(rows >= 0, rows, rows[..., :1]), 0)
 + rows = ops.maximum(rows, 0)
 # one more client moves others between training and testing | federated/clients.py
-federated/test_client_sources.py::test_clients_divided_by_clients
+federated/test_clients.py::test_clients_divided_by_clients
 - is_test = np.array(draws) < test_fraction
 + is_test = np.random.default_rng(seed).permutation(len(draws)) < test_fraction * len(draws)
 # two ids of one person | federated/client_sources.py
-federated/test_client_sources.py::test_frames_that_hold_no_clients_are_refused
+federated/test_clients.py::test_what_holds_no_clients_is_refused
 - if text in texts:
 + if False:
 # a client begins anew when one of another process ends | federated/local_training.py on tensorflow
@@ -499,11 +499,11 @@ federated/test_round.py::test_quantile_clipping_counts_clients
 + total = merged(total, changes, weights, ops.ones_like(ends))
 +             # The next client
 # a client with two entries contributes twice | federated/cohorts.py
-federated/test_refusals.py::test_it_is_said_of_clients_and_cohorts
+federated/test_refusals.py::test_federated_errors_name_clients_and_cohorts
 - distinct(checked_clients(clients).client_ids)
 + checked_clients(clients)
 # two processes hold the same client | federated/cohorts.py
-federated/test_processes.py::test_a_client_in_two_processes_is_refused
+federated/test_processes.py::test_shares_that_do_not_fit_each_other_are_refused
 - if len(np.unique(ids, axis=0)) < len(ids):
 + if False:
 # each process draws for itself | federated/cohorts.py
@@ -523,7 +523,7 @@ federated/test_nodes.py::test_sums_that_cannot_be_are_left_out
 - if bound is not None and largest > _TOLERANCE * bound * returned.num_clients:
 + if False:
 # a client that cannot be trained takes its node with it | federated/node_training.py
-federated/test_nodes.py::test_a_client_that_cannot_be_trained_on_adds_nothing_and_stops_nobody
+federated/test_nodes.py::test_a_client_that_cannot_be_used_adds_nothing_and_stops_nobody
 - if len(clients) <= 1:
 + if True:
 # a node's model is trained further as if nothing was spent on it | federated/node_training.py
@@ -543,7 +543,7 @@ federated/test_nodes.py::test_a_round_is_in_the_checkpoint_before_a_callback_see
 +         callbacks.on_epoch_end(self._epoch, logs)
 +         self._save()
 # a client that cannot be read takes the others of its node with it | federated/node_training.py
-federated/test_nodes.py::test_a_client_that_cannot_be_read_adds_nothing_and_stops_nobody
+federated/test_nodes.py::test_a_client_that_cannot_be_used_adds_nothing_and_stops_nobody
 - # by an exit.
 -     except BaseException as error:
 + # by an exit.
@@ -553,15 +553,15 @@ federated/test_nodes.py::test_dropout_of_a_client_does_not_depend_on_the_others
 - if seed is None else backend.seeded_outside(seed)
 + if True else backend.seeded_outside(seed)
 # a loss counts padding where all predictions are alike | federated/preparation.py
-federated/test_refusals.py::test_a_loss_that_counts_padding_is_refused_where_all_predictions_are_alike
+federated/test_refusals.py::test_a_loss_that_counts_padding_or_draws_is_refused
 - for each in (y_pred, keras.tree.map_structure(_made_different, y_pred)):
 + for each in (y_pred,):
 # clients of a function share one array | federated/clients.py
-federated/test_client_sources.py::test_a_function_may_use_its_array_again
+soundness/test_rules_refilled_arrays.py::test_examples_of_a_client_are_those_of_no_other
 - examples = copied(found if _is_pair(found) else (found, None))
 + examples = found if _is_pair(found) else (found, None)
 # a client that ends its process ends its node | federated/node_training.py
-federated/test_nodes.py::test_a_client_that_cannot_be_read_adds_nothing_and_stops_nobody
+federated/test_nodes.py::test_a_client_that_cannot_be_used_adds_nothing_and_stops_nobody
 - # by an exit.
 -     except BaseException as error:
 + # by an exit.
@@ -575,7 +575,7 @@ federated/test_refusals.py::test_a_layer_that_lets_padding_count_is_named
 - call_model(self.model, x, training=True)
 + call_model(self.model, x, training=False)
 # a loss that counts padding behind random numbers | federated/preparation.py
-federated/test_refusals.py::test_a_loss_that_counts_padding_is_refused
+federated/test_refusals.py::test_a_loss_that_counts_padding_or_draws_is_refused
 - if not all(map(is_close, padded)):
 + if not all(map(is_close, padded)) and not keras_private.seed_generator_states(model):
 # methods of a user's class dropped | training/model_forms.py
@@ -714,11 +714,11 @@ gradients/test_precision.py::test_norms_and_sums_are_never_taken_in_tf32
 -                 with backend.full_precision():
 +                 if True:
 # the padding of large clients not examined | federated/preparation.py
-federated/test_refusals.py::test_a_layer_that_lets_padding_count_only_later_is_named
+federated/test_refusals.py::test_a_layer_that_lets_padding_count_is_named
 - sizes = [examination.NUM_ROWS, *(row_counts if others_decide else [])]
 + sizes = [examination.NUM_ROWS]
 # a loss that counts the padding of large clients | federated/preparation.py
-federated/test_refusals.py::test_a_loss_that_counts_padding_is_refused
+federated/test_refusals.py::test_a_loss_that_counts_padding_or_draws_is_refused
 - missing = [2, 3, *(count - num_rows for count in row_counts if count > num_rows + 3)]
 + missing = [2, 3]
 # layers may heed how many rows were drawn | models/private_training.py
@@ -730,10 +730,10 @@ callbacks/test_privacy_callback.py::test_steps_that_are_loaded_within_an_epoch_c
 - last = run_callbacks.StepCheck(budgets)
 + last = run_callbacks.StepCheck([])
 # processes that were forked off count as one run | optimizers/accounted_optimizer.py
-soundness/test_rules_ledger.py::test_a_process_that_was_forked_off_counts_its_steps_as_another_owner
+soundness/test_rules_ledger.py::test_a_process_that_is_forked_off_counts_as_another_owner_and_draws_other_noise
 -             self._ledger.renew_owner()
 # processes that were forked off draw the same noise | optimizers/accounted_optimizer.py
-soundness/test_rules_ledger.py::test_a_process_that_is_forked_off_within_a_run_draws_noise_of_its_own
+soundness/test_rules_ledger.py::test_a_process_that_is_forked_off_counts_as_another_owner_and_draws_other_noise
 -             self._ledger.renew_owner()
 -             self._renew_key()
 +             self._ledger.renew_owner()
@@ -819,7 +819,7 @@ soundness/test_rules_passes.py::test_epochs_within_a_pass_are_refused_if_passes_
 - if self.once_per_pass and (most is not None or steps not in (None, num_batches)):
 + if self.once_per_pass and most is not None:
 # epochs that Keras cuts are counted as passes | training/training_data.py
-soundness/test_rules_passes.py::test_epochs_that_keras_cuts_are_refused_if_passes_are_released
+soundness/test_rules_passes.py::test_epochs_within_a_pass_are_refused_if_passes_are_released
 - if self.once_per_pass and (most is not None or steps not in (None, num_batches)):
 + if self.once_per_pass and steps not in (None, num_batches):
 # later passes are not counted | models/private_training.py
@@ -875,7 +875,7 @@ soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on
 - return map(copy.deepcopy, kind.__iter__(loader))
 + return kind.__iter__(loader)
 # a state tree holds the sums of metrics | training/saved_state.py
-soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_the_values_of_metrics
+soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_a_key_or_the_values_of_metrics
 - tree["metrics_variables"] = {}
 + pass
 # weights of an earlier run are taken for new ones | tuners/private_runs.py
@@ -883,7 +883,7 @@ tuners/test_private_search.py::test_runs_that_take_over_trained_weights_end_the_
 - self.is_warm |= not found.isdisjoint(self._earlier)
 + pass
 # a client makes its node late | federated/node_training.py
-federated/test_nodes.py::test_nodes_limit_the_examples_of_a_client
+federated/test_nodes.py::test_models_and_rows_that_nodes_cannot_use_are_refused
 - if model.federated_settings.client_examples_limit is None:
 + if False:
 # a gradient plan proved on rows of the data | models/private_training.py
@@ -891,17 +891,17 @@ soundness/test_rules_made_up_rows.py::test_rows_that_show_nothing_do_not_choose_
 - plan = make_plan(self, made, method, of_data, suggested)
 + plan = make_plan(self, rows, method)
 # a gradient of zero taken for a proof | gradients/proof.py
-soundness/test_rules_made_up_rows.py::test_a_wrong_rule_behind_a_unit_that_is_off_is_not_used
+soundness/test_rules_made_up_rows.py::test_a_wrong_rule_behind_zeros_is_not_used
 - unseen = {n for n, each in enumerate(variables) if id(each) in of_rules & set(plan.forms)}
 + unseen = set[int]()
 # ranges of the data choose another plan | gradients/proof.py
-soundness/test_rules_made_up_rows.py::test_ranges_of_the_data_never_lead_to_another_plan
+soundness/test_rules_made_up_rows.py::test_a_plan_that_is_wrong_within_the_range_of_the_data_is_refused
 - if of_ranges or (of_ranges is None and reason is None):
 + if False:
 - reason = ""
 + reason = of_ranges
 # a plan that is wrong for the data alone | gradients/proof.py
-soundness/test_rules_made_up_rows.py::test_a_plan_that_is_wrong_for_the_data_alone_is_refused
+soundness/test_rules_made_up_rows.py::test_a_plan_that_is_wrong_within_the_range_of_the_data_is_refused
 - if of_data is not None and not reason:
 + if of_data is not None and reason is None:
 # numbers that are not finite compare as equal in the examination | examination/comparisons.py
@@ -917,7 +917,7 @@ soundness/test_rules_made_up_rows.py::test_what_a_blind_examination_would_accept
 - return with_moved(numbers, with_moved(numbers, self._values_at(0), kept), values)
 + return self._values_at(0)
 # rows of the data only, which may all be alike | examination/comparisons.py
-soundness/test_rules_made_up_rows.py::test_constant_rows_hide_nothing
+soundness/test_rules_made_up_rows.py::test_what_a_blind_examination_would_accept_is_refused
 - return [*((number, True) for number in numbers), *((n, False) for n in numbers)]
 + return [(numbers[-1], True), (numbers[-1], False)]
 - return [(number, False) for number in (*numbers[-1:], *numbers[:-1])]

@@ -54,7 +54,9 @@ def arrays(values):
     return [ops.convert_to_numpy(value) for value in values]
 
 
-def trained_by(model, client_optimizer, weights, client, *, proximal_strength=0.0):
+def trained_by(
+    model, client_optimizer, weights, client, *, proximal_strength=0.0, class_weight=None
+):
     """Return the weights of one client of `trained_in` after its local steps."""
     x, y, order, _ = client
     loss = model.loss
@@ -67,7 +69,7 @@ def trained_by(model, client_optimizer, weights, client, *, proximal_strength=0.
     for places in order:
         rows = places[places >= 0]
         before = arrays(model.trainable_variables)
-        model.train_on_batch(x[rows], y[rows])
+        model.train_on_batch(x[rows], y[rows], class_weight=class_weight)
         if proximal_strength > 0.0:
             # Plain SGD alone: what the term adds to the gradient adds to the step.
             rate = float(client_optimizer.learning_rate)

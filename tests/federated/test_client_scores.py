@@ -13,9 +13,17 @@ SIZES = (5, 0, 1, 12, 3)
 METRICS = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
 
 
-@pytest.mark.parametrize("batch_size", [1, 8, None])
-def test_scores_are_those_of_evaluating_each_client_alone(batch_size):
-    model, clients = compiled(mlp(), **METRICS), clients_of(SIZES)
+# The loss of probabilities divides by their sum, which padding must not make zero.
+PROBABILITIES = [*mlp(), layers.Softmax()], {"loss": "sparse_categorical_crossentropy"}
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "stack", "options"),
+    [(1, mlp(), {}), (8, mlp(), {}), (None, *PROBABILITIES)],
+    ids=["one", "eight", "probabilities"],
+)
+def test_scores_are_those_of_evaluating_each_client_alone(batch_size, stack, options):
+    model, clients = compiled(stack, **METRICS, **options), clients_of(SIZES)
     scores = model.evaluate_clients(clients, batch_size)
     assert scores.client_ids == [0, 2, 3, 4]
     assert scores.num_examples.tolist() == [5, 1, 12, 3]
@@ -50,18 +58,7 @@ def test_scores_of_sequences_with_masks_and_regularizers():
         assert scores[client_id]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_scores_of_probabilities():
-    """Whose loss divides by their sum, which padding must not make zero."""
-    stack = [*mlp(), layers.Softmax()]
-    options = {"loss": "sparse_categorical_crossentropy"}
-    model, clients = compiled(stack, **options), clients_of(SIZES)
-    scores = model.evaluate_clients(clients)
-    for client_id in scores.client_ids:
-        expected = model.evaluate(*clients[client_id], verbose=0)
-        assert scores[client_id]["loss"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_table_of_scores():
+def test_scores_print_as_a_table():
     values = {"loss": np.array([0.5, 0.7, 0.1]), "accuracy": np.array([1.0, 0.25, 0.5])}
     scores = ka.federated.ClientScores(["a", "b", "c"], np.array([3, 1, 2]), values)
     assert len(scores) == 3
@@ -75,11 +72,8 @@ def test_a_table_of_scores():
         scores["z"]
 
 
-def test_what_is_no_client_is_refused():
+def test_other_data_and_models_that_are_not_compiled_are_refused():
     with pytest.raises(TypeError, match=r"must be `keras_adaclip\.federated"):
         compiled().evaluate_clients([1])
-
-
-def test_a_model_that_is_not_compiled_is_refused():
     with pytest.raises(ValueError, match="Call `compile`"):
         ka.federated.FederatedSequential(mlp()).evaluate_clients(clients_of(SIZES))

@@ -82,17 +82,6 @@ def test_examples_and_clients_do_not_share_a_ledger(tmp_path):
         fresh.privacy_report(1e-3, group_sizes=())
 
 
-def test_what_was_spent_on_frozen_weights_counts():
-    base = layers.Dense(5)
-    by_example = private(ka.PrivateSequential([keras.Input((4,)), base]))
-    x, y = clients_of(SIZES).all_examples()
-    by_example.fit(x, y, batch_size=4, verbose=0)
-    base.trainable = False
-    head = private(ka.PrivateSequential(linear(base)))
-    head.fit(x, y, batch_size=4, verbose=0)
-    assert head.privacy_ledger.steps == 2 * by_example.privacy_ledger.steps
-
-
 class WithOwnMetrics(FederatedSequential):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

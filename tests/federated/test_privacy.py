@@ -33,16 +33,6 @@ def test_no_weight_lets_a_client_contribute_more(monkeypatch):
     assert np.linalg.norm(weights(model) - before) <= 0.3 * (1 + 1e-4)
 
 
-def test_weights_that_are_alike_change_nothing():
-    """With five examples each, `limit / mean` makes up for a weight of `5 / limit`."""
-    found = []
-    for weighting in ("uniform", ka.federated.ByExamples(limit=10, mean=5)):
-        model = private(client=0.1, clipping=ka.clipping.AdaClip(), client_weighting=weighting)
-        model.fit(CLIENTS, 6, epochs=4, steps_per_epoch=1, sampling="shuffle", verbose=0)
-        found.append(weights(model))
-    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("is_empty", [False, True])
 def test_the_noise_is_drawn_once_a_round_and_divided_by_the_expected_cohort(is_empty, monkeypatch):
     """Clients without a gradient, or no client at all, leave nothing but noise."""

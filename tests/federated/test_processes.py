@@ -51,7 +51,6 @@ class Processes:
 
 
 def parts_of(population, count):
-    """Return the clients of each process."""
     parts = np.array_split(np.array(population.client_ids), count)
     return [population.subset(part.tolist()) for part in parts]
 
@@ -68,7 +67,6 @@ def rounds_of(parts, monkeypatch, seed=None, sampling="poisson", **settings):
 
 
 def drawn(cohorts, monkeypatch, rounds=6):
-    """Return the clients of each round as a process sees them."""
     seen = []
     monkeypatch.setattr(cohorts, "batch_of", seen.append)
     for number in range(rounds):
@@ -118,26 +116,12 @@ def test_all_processes_make_batches_of_one_shape(monkeypatch):
             np.testing.assert_array_equal(rounds[0]["num_events"], rounds[2]["num_events"])
 
 
-def test_a_client_in_two_processes_is_refused(monkeypatch):
-    clients = clients_of(SIZES)
-    parts = [clients.subset([0, 2, 3]), clients.subset([5, 3])]
-    with pytest.raises(ValueError, match="Two processes hold a client of the same id"):
-        rounds_of(parts, monkeypatch)
-
-
 def test_processes_that_train_differently_are_refused(monkeypatch):
     model = compiled()
     processes = Processes(2, monkeypatch)
     processes.run(lambda number: refuse_other_settings(model, local_epochs=1))
     with pytest.raises(ValueError, match="processes train differently"):
         processes.run(lambda number: refuse_other_settings(model, local_epochs=number))
-
-
-def test_examples_of_different_kinds_are_refused(monkeypatch):
-    x = np.ones((4, 5), "float32")
-    other = ClientData.from_arrays(x, np.zeros(4, "int32"), ["a", "a", "b", "b"])
-    with pytest.raises(ValueError, match="different structures, shapes or dtypes"):
-        rounds_of([clients_of(SIZES), other], monkeypatch)
 
 
 def test_all_processes_examine_the_same_rows(monkeypatch):
@@ -158,3 +142,14 @@ def test_a_client_that_changes_its_size_is_named(monkeypatch):
     sizes.update(dict.fromkeys(sizes, 4))
     with pytest.raises(ValueError, match=r"Client '.' had 3 when `fit` began. Received: 4"):
         cohorts.take(np.arange(8), np.random.default_rng(0))
+
+
+def test_shares_that_do_not_fit_each_other_are_refused(monkeypatch):
+    clients = clients_of(SIZES)
+    parts = [clients.subset([0, 2, 3]), clients.subset([5, 3])]
+    with pytest.raises(ValueError, match="Two processes hold a client of the same id"):
+        rounds_of(parts, monkeypatch)
+    x = np.ones((4, 5), "float32")
+    other = ClientData.from_arrays(x, np.zeros(4, "int32"), ["a", "a", "b", "b"])
+    with pytest.raises(ValueError, match="different structures, shapes or dtypes"):
+        rounds_of([clients, other], monkeypatch)

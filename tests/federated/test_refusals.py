@@ -1,5 +1,6 @@
 """What is refused, and that it is said of clients and cohorts: which layer, which argument, why."""
 
+import itertools
 import re
 
 import keras
@@ -53,16 +54,7 @@ class Counting(layers.Layer):
         return inputs * (1.0 + 0.1 * self.calls)
 
 
-class Centring(layers.Layer):
-    """Mixes the rows of a batch, in training alone."""
-
-    def call(self, inputs, training=False):
-        return inputs - ops.mean(inputs, axis=0) if training else inputs
-
-
 class OtherNumbers(layers.Layer):
-    """Draws random numbers that are not Keras's."""
-
     def call(self, inputs):
         return inputs + float(np.random.default_rng().normal())
 
@@ -70,14 +62,6 @@ class OtherNumbers(layers.Layer):
 @pytest.mark.parametrize("kind", [Noise, Counting])
 def test_random_numbers_and_state_of_a_layer_are_no_padding_that_the_loss_counts(kind):
     assert np.isfinite(fit([kind()])).all()
-
-
-@pytest.mark.parametrize(
-    ("others", "size"), [([], None), ([layers.Dropout(0.5)], None), ([layers.Dropout(0.5)], 4)]
-)
-def test_a_layer_that_lets_padding_count_is_named(others, size):
-    with pytest.raises(ValueError, match=r"centring: Its output for one row depends on other rows"):
-        fit([*others, Centring(name="centring")], client_batch_size=size)
 
 
 @pytest.mark.parametrize(
@@ -94,33 +78,36 @@ def test_layers_that_would_leave_the_guarantee_are_named(make, message):
 
 
 class Late(layers.Layer):
-    """Lets padding count, which three rows and the initial weights hide."""
+    """Lets padding count: in training, or where three rows and the initial weights hide it."""
 
-    def __init__(self, kind, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, kind):
+        super().__init__(name="late")
         self.kind = kind
 
     def build(self, shape):
         self.gate = self.add_weight(shape=(), initializer="zeros", trainable=False)
 
-    def call(self, inputs):
-        rows = inputs.shape[0]
+    def call(self, inputs, training=False):
+        rows, gate = inputs.shape[0], self.gate
         if self.kind == "number":
-            return inputs * (1.0 + self.gate * ops.cast(ops.shape(inputs)[0], inputs.dtype))
-        if self.kind == "command":
-            gate = ops.relu(self.gate - 1e15)
+            return inputs * (1.0 + gate * ops.cast(ops.shape(inputs)[0], inputs.dtype))
+        if self.kind == "training":
+            gate = 1.0 * training
         elif self.kind == "many":  # TensorFlow may not know while it traces.
             gate = 1.0 * (rows > 8 if isinstance(rows, int) else rows is None)
-        else:
-            gate = self.gate
-        return inputs + gate * ops.mean(inputs, axis=0, keepdims=True)
+        return inputs - gate * ops.mean(inputs, axis=0, keepdims=True)
 
 
-@pytest.mark.parametrize("others", [[], [layers.Dropout(0.5)]])
-@pytest.mark.parametrize("kind", ["many", "mean", "number"])
-def test_a_layer_that_lets_padding_count_only_later_is_named(kind, others):
+@pytest.mark.parametrize(
+    ("kind", "others", "size"),
+    [
+        *itertools.product(("training", "many", "mean", "number"), (0, 1), (None,)),
+        ("training", 1, 4),
+    ],
+)
+def test_a_layer_that_lets_padding_count_is_named(kind, others, size):
     with pytest.raises(ValueError, match=r"late: Its output for one row depends on other rows"):
-        fit([*others, Late(kind, name="late")], WITH_A_LARGE_ONE)
+        fit([*[layers.Dropout(0.5)] * others, Late(kind)], WITH_A_LARGE_ONE, client_batch_size=size)
 
 
 def mean_in_large_batches(y_true, y_pred):
@@ -128,45 +115,38 @@ def mean_in_large_batches(y_true, y_pred):
     return own if y_pred.shape[0] <= 8 else own + 0.0 * own + ops.mean(own)
 
 
+def mean(y_true, y_pred):
+    return ops.mean(ops.square(y_pred - 1.0))
+
+
+def random_loss(y_true, y_pred):
+    own = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+    return own + keras.random.uniform((), seed=SEEDS)
+
+
 class OwnLoss(FederatedSequential):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return ops.mean(ops.abs(y_pred - 1.0))
 
 
+SEEDS = keras.random.SeedGenerator(1)
+EQUAL = layers.Dense(3, kernel_initializer="zeros")
+COUNTS = "counts the rows that pad"
+
+
 @pytest.mark.parametrize(
-    ("stack", "options"),
+    ("stack", "options", "message"),
     [
-        ([], {"loss": mean_in_large_batches, "clients": clients_of((5, 4, 12))}),
-        # Random layers hide nothing.
-        ([Noise()], {"loss": None, "kind": OwnLoss}),
+        ([], {"loss": mean_in_large_batches, "clients": clients_of((5, 4, 12))}, COUNTS),
+        # Random layers hide nothing, nor do equal predictions.
+        ([Noise()], {"loss": None, "kind": OwnLoss}, COUNTS),
+        ([EQUAL], {"loss": mean, "clients": clients_of((5, 4, 12), y_shape=(3,))}, COUNTS),
+        ([], {"loss": random_loss}, "loss: It has no finite value for made-up rows, or two for"),
     ],
 )
-def test_a_loss_that_counts_padding_is_refused(stack, options):
-    with pytest.raises(ValueError, match="counts the rows that pad"):
+def test_a_loss_that_counts_padding_or_draws_is_refused(stack, options, message):
+    with pytest.raises(ValueError, match=message):
         fit(stack, **options)
-
-
-def test_a_loss_that_counts_padding_is_refused_where_all_predictions_are_alike():
-    def mean(y_true, y_pred):
-        return ops.mean(ops.square(y_pred - 1.0))
-
-    stack = [keras.Input((4,)), layers.Dense(3, kernel_initializer="zeros")]
-    model = compiled(stack, loss=mean)
-    with pytest.raises(ValueError, match="counts the rows that pad"):
-        model.fit(clients_of((5, 4, 12), y_shape=(3,)), verbose=0)
-
-
-def test_a_loss_that_draws_random_numbers_is_not_said_to_count_padding():
-    seeds = keras.random.SeedGenerator(1)
-
-    def loss(y_true, y_pred):
-        own = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
-        return own + keras.random.uniform((), seed=seeds)
-
-    with pytest.raises(
-        ValueError, match="loss: It has no finite value for made-up rows, or two for the same"
-    ):
-        fit([], loss=loss)
 
 
 def test_frozen_batch_normalization_and_masks_are_fine():
@@ -187,12 +167,10 @@ def private(clipping=0.3, **options):
 
 class WithoutWeights(keras.metrics.Metric):
     def update_state(self, y_true, y_pred):
-        """Counts nothing."""
+        pass
 
 
 class Twice(ClientData):
-    """A user's own data set, in which a client has two entries."""
-
     client_ids = ("ann", "bob", "ann")
 
     def examples_at(self, position):
@@ -221,7 +199,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("options", "given", "message"), CASES)
-def test_it_is_said_of_clients_and_cohorts(options, given, message):
+def test_federated_errors_name_clients_and_cohorts(options, given, message):
     model = private(**options)
     data, callbacks = (CLIENTS, [given()]) if callable(given) else (given, None)
     with pytest.raises((TypeError, ValueError, UserWarning), match=f"(?s){message}") as raised:

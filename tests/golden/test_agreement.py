@@ -54,39 +54,32 @@ def test_backends_agree():
     assert not problems, "\n".join(problems)
 
 
-def _write(folder: Path, backend: str, value: float, name: str = "run") -> None:
-    path = folder / backend / f"{name}.npz"
-    path.parent.mkdir(exist_ok=True)
+def _write(folder: Path, backend: str, value: float) -> None:
+    path = folder / backend / "run.npz"
+    path.parent.mkdir()
     np.savez(path, rtol=1e-4, atol=0.0, **{"value:w": np.array([1.0, value])})
 
 
-def test_equal_records_agree(tmp_path):
-    for backend in BACKENDS:
-        _write(tmp_path, backend, 2.0)
-    assert disagreements(tmp_path) == []
+ALL_BUT_JAX = ("tensorflow", "torch")
+ON_JAX = ["run: tensorflow and jax", "run: jax and torch"]
+ON_TORCH = ["run: tensorflow and torch", "run: jax and torch"]
 
 
-def test_a_differing_value_is_found(tmp_path):
-    for backend in BACKENDS:
-        _write(tmp_path, backend, 2.001 if backend == "jax" else 2.0)
-    problems = disagreements(tmp_path)
-    assert [problem.split(": value")[0] for problem in problems] == [
-        "run: tensorflow and jax",
-        "run: jax and torch",
-    ]
-
-
-def test_not_a_number_on_one_backend_is_found(tmp_path):
-    for backend in BACKENDS:
-        _write(tmp_path, backend, np.nan if backend == "torch" else 2.0)
-    assert len(disagreements(tmp_path)) == 2
-
-
-def test_a_missing_backend_is_found(tmp_path):
-    _write(tmp_path, "tensorflow", 2.0)
-    _write(tmp_path, "torch", 2.0)
-    assert disagreements(tmp_path) == ["run: not recorded on jax"]
-
-
-def test_an_empty_folder_is_a_failure(tmp_path):
-    assert disagreements(tmp_path) == [f"no backend recorded anything under {tmp_path}"]
+@pytest.mark.parametrize(
+    ("backends", "of_jax", "of_torch", "expected"),
+    [
+        (BACKENDS, 2.0, 2.0, []),
+        (BACKENDS, 2.001, 2.0, ON_JAX),
+        (BACKENDS, 2.0, np.nan, ON_TORCH),
+        (ALL_BUT_JAX, None, 2.0, ["run: not recorded on jax"]),
+        ((), None, None, ["no backend recorded anything under FOLDER"]),
+    ],
+)
+def test_records_that_differ_or_are_missing_are_found(
+    backends, of_jax, of_torch, expected, tmp_path
+):
+    values = {"tensorflow": 2.0, "jax": of_jax, "torch": of_torch}
+    for backend in backends:
+        _write(tmp_path, backend, values[backend])
+    found = [each.split(": value")[0] for each in disagreements(tmp_path)]
+    assert found == [each.replace("FOLDER", str(tmp_path)) for each in expected]

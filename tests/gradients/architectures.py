@@ -53,6 +53,16 @@ class Scale(layers.Layer):
         return self.inner(inputs * self.scale) * self.scale
 
 
+class Shared(layers.Layer):
+    """Has a weight, and an argument that all examples share."""
+
+    def build(self, inputs_shape, shared_shape):
+        self.scale = self.add_weight(shape=(3,), initializer="ones")
+
+    def call(self, inputs, shared):
+        return ops.matmul(inputs * self.scale, shared)
+
+
 class OwnWeight(keras.Model):
     def __init__(self):
         super().__init__()
@@ -152,6 +162,11 @@ ARCHITECTURES = {
     ),
     "reversible_embedding": Architecture(
         4, lambda: Reversed(tie_weights=True, logit_soft_cap=2.0), ["general"]
+    ),
+    "shared_argument": Architecture(
+        (3,),
+        lambda: functional((3,), lambda x: layers.Dense(2)(Shared()(x, shared=ops.eye(3) * 2.0))),
+        ["general", "Dense"],
     ),
     "weight_of_the_model": Architecture((4,), OwnWeight, ["general", "Dense"]),
     "reshaped_rows": Architecture((5, 3), reshaped_rows, "whole"),

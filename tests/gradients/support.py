@@ -16,7 +16,7 @@ from tests import oracles
 LOOPED = looped_plan("asked for by a test")
 
 
-def compiled(function):
+def compiled(function, by_xla=False):
     """`function` of tensors as the backend's compiler makes it; PyTorch runs it as it is."""
     if keras.backend.backend() == "jax":
         import jax
@@ -25,7 +25,7 @@ def compiled(function):
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        return tf.function(function)
+        return tf.function(function, jit_compile=by_xla)
     import torch
 
     return torch.no_grad()(function)

@@ -1,10 +1,13 @@
-"""The rule of every layer against the plain gradients of single rows."""
+"""Clipped sums against the plain gradients of single rows: every layer, copies, and groups."""
 
 import keras
 import numpy as np
 import pytest
+from keras import layers, ops
 
-from keras_adaclip.clipping import FixedClipping
+import keras_adaclip as ka
+from keras_adaclip.clipping import Clipper, FixedClipping
+from keras_adaclip.gradients import BatchGradients, Materialized, clipped_contributions
 from tests import oracles
 from tests.gradients import support
 from tests.gradients.architectures import ARCHITECTURES, case
@@ -49,3 +52,128 @@ def test_each_variable_of_a_layer_is_clipped_by_its_true_norm(name):
         for gradients, clip_norm in zip(expected, clip_norms, strict=True)
     ]
     support.assert_close(found.gradients, sums)
+
+
+def gradients_by_hand(x, labels, kernel, bias, last, last_bias):
+    """Losses and gradients of each row; a tanh unit, the mean over positions, cross-entropy."""
+    hidden = np.tanh(x @ kernel + bias)
+    mean = hidden.mean(axis=1)
+    logits = mean @ last + last_bias
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+    chosen = probabilities[np.arange(len(x)), labels]
+    by_logits = probabilities - np.eye(logits.shape[1])[labels]
+    by_sums = (1 - hidden**2) * (by_logits @ last.T)[:, None] / x.shape[1]
+    by_weights = [np.einsum("bti,btj->bij", x, by_sums), by_sums.sum(axis=1)]
+    return -np.log(chosen), [*by_weights, mean[:, :, None] * by_logits[:, None], by_logits]
+
+
+def test_clipped_sums_are_those_worked_out_by_hand():
+    rng = np.random.default_rng(1)
+    x, labels = rng.normal(size=(5, 3, 8)).astype("float32"), rng.integers(0, 3, 5)
+    stack = [layers.Dense(9, activation="tanh"), layers.GlobalAveragePooling1D(), layers.Dense(3)]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = support.built(keras.Sequential([keras.Input((3, 8)), *stack]), x, labels, loss=loss)
+    model = support.with_other_weights(model)
+    values = [value.astype(np.float64) for value in model.get_weights()]
+    losses, gradients = gradients_by_hand(x.astype(np.float64), labels, *values)
+    norms = oracles.gradient_norms(gradients)
+    clip_norm = float(np.median(norms))
+    for plan in (support.plan_for(model, x, labels), support.LOOPED):
+        found = support.runner(model, plan, clip_norm)(x, labels)
+        np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+        np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
+        np.testing.assert_allclose(found.factors, oracles.clip_factors(norms, clip_norm), rtol=1e-5)
+        support.assert_close(found.gradients, oracles.clipped_sums(gradients, clip_norm))
+
+
+# Augmented copies of an example: their mean gradient is clipped as one contribution.
+
+COPIES = 3
+
+
+def copied_case(name):
+    """Nine rows: three copies, all different, of each of three examples."""
+    architecture, model, _, _ = case(name)
+    _, x, y = architecture.data(rows=3 * COPIES)
+    return model, x, y
+
+
+@pytest.mark.parametrize(
+    ("name", "is_looped"),
+    [
+        *((name, False) for name in ("convolution_groups", "embedding_masked_mean")),
+        *((name, False) for name in ("shared_dense", "shared_general")),
+        ("shared_general", True),
+    ],
+)
+def test_the_mean_over_the_copies_is_clipped(name, is_looped):
+    model, x, y = copied_case(name)
+    rows = support.row_gradients(model, x, y)
+    expected = [g.reshape(3, COPIES, *g.shape[1:]).mean(axis=1) for g in rows]
+    norms = oracles.gradient_norms(expected)
+    clip_norm = float(np.median(norms))
+    plan = support.LOOPED if is_looped else support.plan_for(model, x, y)
+    run = support.runner(model, plan, clip_norm, num_copies=COPIES)
+    found = run(x, y, mask=np.ones(3, bool))
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-4)
+    support.assert_close(found.gradients, oracles.clipped_sums(expected, clip_norm), 2e-5)
+    assert found.losses.shape == (3,)
+    if name == "embedding_masked_mean":
+        return
+    # One copy that is not finite drops its example.
+    x[4] = np.nan
+    found = run(x, y, mask=np.ones(3, bool))
+    without = run(x, y, mask=np.array([True, False, True]))
+    np.testing.assert_array_equal(found.finite, [True, False, True])
+    support.assert_close(found.gradients, without.gradients)
+
+
+# Groups of variables
+
+
+def of_two(variable):
+    """Two groups that cut across the layers."""
+    return "first" if variable.path.endswith(("conv/kernel", "logits/bias")) else "rest"
+
+
+# The groups of conv/kernel, conv/bias, hidden/kernel, hidden/bias, logits/kernel, logits/bias.
+GROUPS = {"per layer": ("per_layer", [0, 0, 1, 1, 2, 2]), "across": (of_two, [0, 1, 1, 1, 1, 0])}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_each_group_is_clipped_to_its_own_norm(name):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 6, 6, 2)).astype("float32"), rng.integers(0, 3, 5)
+    stack = [layers.Conv2D(3, 3, activation="tanh", name="conv"), layers.Flatten()]
+    stack += [layers.Dense(4, activation="tanh", name="hidden"), layers.Dense(3, name="logits")]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = support.built(keras.Sequential([keras.Input(x.shape[1:]), *stack]), x, y, loss=loss)
+    gradients, (groups, assignment) = support.row_gradients(model, x, y), GROUPS[name]
+    parts = [
+        [g for g, of in zip(gradients, assignment, strict=True) if of == number]
+        for number in range(max(assignment) + 1)
+    ]
+    norms = [oracles.gradient_norms(part) for part in parts]
+    # Some units of each group are clipped and some are not.
+    clip_norms = [float(np.median(each)) for each in norms]
+    clipping = FixedClipping(clip_norms, groups=groups)
+    sums = [oracles.clipped_sums(*each) for each in zip(parts, clip_norms, strict=True)]
+    for plan in (support.LOOPED, support.plan_for(model, x, y)):
+        found, left = support.runner(model, plan, clipping=clipping)(x, y), list(map(iter, sums))
+        support.assert_close(found.gradients, [next(left[number]) for number in assignment])
+        np.testing.assert_allclose(found.norms, np.stack(norms, axis=1), rtol=1e-4)
+
+
+def test_one_group_that_is_not_finite_drops_the_whole_unit():
+    variables = [keras.Variable(np.zeros(1, "float32"), name=name) for name in ("a", "b")]
+    values = np.array([[1, np.nan], [2, 3], [np.inf, 1]], np.float32)
+    parts = [Materialized(values[:, :1]), Materialized(values[:, 1:])]
+    clipping = FixedClipping([1.0, 1.0], groups=lambda variable: variable.name)
+    groups = ka.clipping.ParameterGroups.of(clipping.groups, variables)
+    state = support.tensors(clipping.initial_state(groups))
+    gradients, current = BatchGradients(variables, parts, 3), Clipper(clipping, groups, state)
+    sums, norms, finite, _ = clipped_contributions(gradients, ops.ones((3,), "bool"), current)
+    np.testing.assert_array_equal(ops.convert_to_numpy(norms), [[0, 0], [2, 3], [0, 0]])
+    np.testing.assert_array_equal(ops.convert_to_numpy(finite), [False, True, False])
+    np.testing.assert_allclose([ops.convert_to_numpy(part)[0] for part in sums.sums], [1.0, 1.0])

@@ -6,7 +6,6 @@ norms here are compared with the same gradients in float64.
 
 import functools
 
-import keras
 import numpy as np
 import pytest
 from hypothesis import given
@@ -69,15 +68,6 @@ def true_outer(inputs, cotangents):
     return np.einsum("bti,btj->bij", inputs.astype(np.float64), cotangents.astype(np.float64))
 
 
-def accelerated(function):
-    """With XLA on TensorFlow too, as training steps are."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        return tf.function(function, jit_compile=True)
-    return compiled(function)
-
-
 def largest_contribution(make, arrays, true, functions=None):
     """The largest norm of what one example adds to a sum that is clipped to 1.
 
@@ -105,7 +95,7 @@ def functions_of(make):
         factors = 1.0 / ops.sqrt(form.squared_norms())
         return form.weighted_sum(factors, ops.ones((1,), "bool"))
 
-    return accelerated(squared_norms), accelerated(clipped)
+    return compiled(squared_norms, True), compiled(clipped, True)
 
 
 def products(inputs, outputs):
@@ -116,12 +106,10 @@ def products(inputs, outputs):
 @pytest.mark.parametrize(
     ("made", "positions", "size", "other"),
     [
-        (nearly_cancelling, 2, 512, 4),
         (nearly_cancelling, 2, 16384, 4),
         (nearly_cancelling, 3, 4608, 16),
         (nearly_cancelling, 64, 1152, 128),
         (enclosed, 8, 512, 512),
-        (enclosed, 64, 1024, 1024),
     ],
 )
 def test_gram_matrices_of_inputs_that_nearly_cancel(made, positions, size, other, is_turned):
@@ -160,15 +148,7 @@ def test_groups_uses_and_copies_that_nearly_cancel(make):
     assert largest_contribution(make, (rows, others), true) <= BOUND
 
 
-def test_products_that_are_written_out():
-    """The sum is taken from the same products as the norm, whatever rounding made of them."""
-    rows, weights = nearly_cancelling(64, 8)
-    arrays = rows, directions(weights, 4)
-    assert products(8, 4)(*arrays).form == "written out"
-    assert largest_contribution(products(8, 4), arrays, None) <= BOUND
-
-
-@pytest.mark.parametrize(("positions", "size"), [(2, 4608), (2, 16384), (8, 1024), (64, 64)])
+@pytest.mark.parametrize(("positions", "size"), [(2, 16384), (8, 1024)])
 def test_lookups_of_one_row_that_nearly_cancel(positions, size):
     for rows, weights in (nearly_cancelling(positions, size), enclosed(positions, size)):
         cotangents = weights[:, :, None] * rows
@@ -201,7 +181,7 @@ def test_lookups_that_cancel_in_one_example_take_nothing_from_the_others():
     assert total(other)[0] == pytest.approx((num_rows - 1) * float(other), abs=1e-3)
 
 
-@pytest.mark.parametrize("shape", [(4608,), (16384,), (4099, 61), (2048, 2048)])
+@pytest.mark.parametrize("shape", [(16384,), (2048, 2048)])
 def test_one_large_number_among_millions_of_small_ones(shape):
     values = np.full((2, *shape), 2.0**-12.5 * 0.9999, np.float32)
     values.reshape(2, -1)[0, 0] = 1.0
@@ -244,9 +224,7 @@ def test_no_row_that_a_search_finds(kind, size, seed, hidden, num_large, distanc
     assert largest_contribution(None, (inputs, others), true, functions) <= BOUND
 
 
-@pytest.mark.parametrize(
-    ("positions", "inputs", "outputs"), [(8, 512, 512), (64, 1152, 128), (128, 768, 3072)]
-)
+@pytest.mark.parametrize(("positions", "inputs", "outputs"), [(8, 512, 512), (64, 1152, 128)])
 def test_norms_of_ordinary_rows_are_at_most_a_thousandth_longer(positions, inputs, outputs):
     rng = np.random.default_rng(0)
     sizes = (inputs, outputs)

@@ -48,9 +48,6 @@ def test_examples_without_a_finite_gradient_add_zero_and_count_as_clipped(name):
         np.testing.assert_array_equal(padding.statistics, [unclipped - 1.5])
 
 
-# One dense unit with two inputs
-
-
 def one_unit(is_looped, y, loss="mse", **options):
     """The unit with both weights 0.5 on inputs of one, as a model and its plan."""
     x = np.ones((3, 2), np.float32)
@@ -61,24 +58,21 @@ def one_unit(is_looped, y, loss="mse", **options):
 
 
 @pytest.mark.parametrize("is_looped", [False, True])
-def test_finite_gradients_whose_square_overflows_count_as_zero(is_looped):
-    y = np.array([[0.0], [1e25], [0.0]], np.float32)
-    model, x, plan = one_unit(is_looped, y)
-    found = runner(model, plan, 1.0)(x, y, np.array([1.0, 1e-3, 1.0], np.float32))
-    np.testing.assert_array_equal(found.finite, [True, False, True])
-    total = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in found.gradients))
-    np.testing.assert_allclose(total, 2.0, rtol=1e-5)
-
-
-@pytest.mark.parametrize("is_looped", [False, True])
-def test_a_loss_that_is_not_finite_counts_as_zero_whatever_its_gradient(is_looped):
-    # The gradient of the absolute error is a sign, finite for an infinite target too.
+def test_losses_and_squares_that_are_not_finite_count_as_zero(is_looped):
+    """The gradient of the absolute error is a sign, finite for an infinite target too."""
     y = np.array([[9.0], [np.inf], [9.0]], np.float32)
     model, x, plan = one_unit(is_looped, y, loss="mae")
     found = runner(model, plan, 100.0)(x, y)
     np.testing.assert_array_equal(found.finite, [True, False, True])
     np.testing.assert_array_equal(found.factors, [1.0, 0.0, 1.0])
     np.testing.assert_allclose(found.gradients[0], np.full((2, 1), -2.0))
+    # Finite gradients whose square overflows.
+    y = np.array([[0.0], [1e25], [0.0]], np.float32)
+    model, x, plan = one_unit(is_looped, y)
+    found = runner(model, plan, 1.0)(x, y, np.array([1.0, 1e-3, 1.0], np.float32))
+    np.testing.assert_array_equal(found.finite, [True, False, True])
+    total = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in found.gradients))
+    np.testing.assert_allclose(total, 2.0, rtol=1e-5)
 
 
 @pytest.mark.parametrize("is_looped", [False, True])

@@ -6,10 +6,8 @@ import pytest
 from keras import layers, ops
 
 import keras_adaclip as ka
-from keras_adaclip.gradients import LayerRule, Materialized
-from keras_adaclip.gradients.layers import rule
 from tests.gradients.architectures import functional, stack
-from tests.gradients.support import LOOPED, built, check_against_rows, plan_for, rules, runner
+from tests.gradients.support import LOOPED, built, plan_for, runner
 from tests.models import helpers
 
 
@@ -29,16 +27,6 @@ class ActiveInTraining(keras.Model):
     def call(self, inputs, training=None):
         outputs = self.dense(inputs)
         return outputs * ops.sum(ops.square(self.dense.kernel)) if training else outputs
-
-
-class Scaled(layers.Layer):
-    """Has a weight, and an argument that all examples share."""
-
-    def build(self, inputs_shape, shared_shape):
-        self.scale = self.add_weight(shape=(3,), initializer="ones")
-
-    def call(self, inputs, shared):
-        return ops.matmul(inputs * self.scale, shared)
 
 
 class NoisyWeights(layers.Layer):
@@ -81,14 +69,6 @@ def test_models_that_do_not_go_layer_by_layer_are_differentiated_as_a_whole(make
     plan = plan_for(built(model, x, y), x, y)
     assert not plan.is_layerwise
     assert reason in plan.looped_reason
-
-
-def test_an_argument_that_all_examples_share_is_not_split():
-    model = functional((3,), lambda x: layers.Dense(2)(Scaled()(x, shared=ops.eye(3) * 2.0)))
-    x, y = data(model)
-    plan = plan_for(built(model, x, y), x, y)
-    assert rules(plan) == ["general", "Dense"]
-    check_against_rows(model, x, y, plan)
 
 
 class Root(layers.Layer):
@@ -151,7 +131,7 @@ def test_planning_and_stepping_leave_the_model_as_it_was():
 
 
 def test_each_example_has_a_dropout_mask_of_its_own_where_one_follows_another():
-    """`tests/soundness/test_rules_masks.py` has the other way."""
+    """`tests/soundness/test_rules_steps.py` has the other way."""
     model = stack(layers.Dropout(0.5), layers.Dense(1, use_bias=False), shape=(1,))
     x = np.ones((100, 1), np.float32)
     model = built(model, x, x * 3.0, loss="mae")
@@ -163,56 +143,16 @@ def test_each_example_has_a_dropout_mask_of_its_own_where_one_follows_another():
     assert abs(np.mean(was_dropped[1:] == was_dropped[:-1]) - 0.5) < 0.25
 
 
-class Doubled(layers.Dense):
-    """A layer that gets a wrong rule."""
-
-
-class MixingRule(LayerRule):
-    def gradients(self, call, variables):
-        gradients = ops.einsum("bi,bj->bij", call.inputs, call.cotangents[0])
-        return [Materialized(gradients - ops.mean(gradients, axis=0, keepdims=True))]
-
-
-def test_a_wrong_rule_is_found_behind_weights_that_begin_with_zeros(monkeypatch):
-    monkeypatch.setitem(rule._RULES, Doubled, MixingRule())
-    zeros = layers.Dense(2, kernel_initializer="zeros")
-    model = stack(Doubled(3, use_bias=False), zeros, shape=(3,))
-    x, y = data(model)
-    plan = plan_for(built(model, x, y), x, y)
-    assert "differ from plain ones" in plan.looped_reason
-
-
-def private(method, *made, **options):
-    model = ka.PrivateSequential([keras.Input((3,)), *made])
-    return helpers.compiled(model, 0.0, 0.5, gradient_method=method, loss="mse", **options)
-
-
-ROWS = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
-X, Y = ROWS[:, :3], ROWS[:, 3:]
-
-
 def test_layerwise_refuses_a_model_that_does_not_go_layer_by_layer():
     dense = layers.Dense(1)
     penalty = layers.Lambda(lambda x: x * ops.sum(ops.square(dense.kernel)))
-    model = private("layerwise", dense, penalty)
+    model = ka.PrivateSequential([keras.Input((3,)), dense, penalty])
+    model = helpers.compiled(model, 0.0, 0.5, gradient_method="layerwise", loss="mse")
+    x, y = data(model, 6)
     with pytest.raises(ValueError, match=r"gradient_method='layerwise'.*differ from plain"):
-        model.fit(X, Y, batch_size=2, verbose=0)
+        model.fit(x, y, batch_size=2, verbose=0)
     assert model.privacy_ledger.steps == 0
     assert model.gradient_plan is None
     model.optimizer.gradient_method = "auto"
-    model.fit(X, Y, batch_size=2, verbose=0)
+    model.fit(x, y, batch_size=2, verbose=0)
     assert not model.gradient_plan.is_layerwise
-
-
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="is drawn once, when JAX compiles")
-def test_a_plan_that_does_not_hold_any_more_is_not_kept():
-    rng, turned = np.random.default_rng(), []
-    layer = layers.Lambda(lambda x: x + float(rng.normal()) if turned else x)
-    model = private("layerwise", layer, layers.Dense(1), run_eagerly=True)
-    model.fit(X, Y, batch_size=2, verbose=0)
-    turned.append(True)
-    model.make_train_function(force=True)
-    for train, options in ((model.fit, {"batch_size": 2}), (model.train_on_batch, {})):
-        with pytest.raises(ValueError, match="outside of the framework"):
-            train(X, Y, **options)
-        assert model.gradient_plan is None

@@ -81,7 +81,7 @@ def half_precision():
     )
 
 
-# The model, the shape of its inputs (an int for ids), and the tolerance of its precision.
+# The model, the shape of its inputs (an int for ids), and the tolerance.
 MODELS = {
     "options": (options, (4, 3), 1e-5),
     "masked": (masked, 4, 1e-5),

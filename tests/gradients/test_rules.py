@@ -54,13 +54,6 @@ def test_a_registered_rule_is_used_and_exact():
     support.check_against_rows(model, x, x[:, :, :1], plan)
 
 
-def test_a_layer_without_an_input_spec_keeps_its_rule():
-    layer = layers.Dense(2)
-    layer.build((None, 3))
-    layer.input_spec = None
-    assert type(rule_for(layer)).__name__ == "DenseRule"
-
-
 @pytest.mark.usefixtures("registry")
 def test_the_rule_of_the_nearest_class_counts():
     class Renamed(Mixing):

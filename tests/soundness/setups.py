@@ -81,18 +81,15 @@ def line_data(values):
 
 
 def steps_and_noise(model):
-    """The noise multiplier and the steps of each row of the ledger."""
     return [(row.noise_multiplier, row.steps) for row in model.privacy_ledger]
 
 
 def key_of(optimizer):
-    """The key under which an optimizer draws its noise, as bytes."""
     (key,) = optimizer.secret_variables
     return np.array(keras.ops.convert_to_numpy(key.value)).tobytes()
 
 
 def load(path):
-    """Loads a model, which may have the loss of `line_model`."""
     return keras.models.load_model(path, custom_objects={"minus_output": minus_output})
 
 
@@ -111,7 +108,6 @@ class Recorder(keras.callbacks.Callback):
         self.weights, self.clip_norms, self.fractions = [], [], []
 
     def record(self):
-        """Append the present values."""
         self.weights.append(flat_weights(self.model))
         self.clip_norms.append(self.model.optimizer.clip_norm)
         self.fractions.append(self.model.optimizer.unclipped_fraction)

@@ -16,7 +16,7 @@ import keras_adaclip as ka
 from tests.soundness.setups import without_xla
 
 BACKEND = keras.backend.backend()
-NUM_TRIES = int(os.environ.get("KERAS_ADACLIP_FUZZ", {"torch": 150}.get(BACKEND, 30)))
+NUM_TRIES = int(os.environ.get("KERAS_ADACLIP_FUZZ", {"torch": 100}.get(BACKEND, 30)))
 NUM_EXAMPLES = 12
 NAN, INF = float("nan"), float("inf")
 # How often something good is drawn, so that not every run has something bad in it.
@@ -34,7 +34,6 @@ integers = mostly([None, 1, 3, np.int64(4)], [0, -1, 2.5, "3", 10**12, True])
 
 @st.composite
 def schedules(draw):
-    """A function that makes a schedule, or fails to."""
     first, second = draw(numbers), draw(numbers)
     steps = draw(mostly([None, 2, 5], [0, -1, 1.5, NAN, "2"]))
     total_steps = 4 if steps is None else steps
@@ -50,7 +49,6 @@ def schedules(draw):
 
 @st.composite
 def clippings(draw):
-    """A function that makes what is passed as `clipping`, or fails to."""
     norm, share, noise = draw(numbers), draw(shares), draw(mostly([3.0, 9.0], [0.0, NAN, "3"]))
     grouped = {
         "groups": draw(mostly(["flat", "per_layer"], ["layers", None, 3])),
@@ -107,7 +105,6 @@ options = st.fixed_dictionaries(
     }
 )
 
-
 counted = {"errors": 0, "runs": 0}
 
 
@@ -160,7 +157,6 @@ def try_one(options, clipping, noise_schedule, data, arguments, target):
 
 
 def assert_ledger_is_right(model, num_steps, noise_multiplier, arguments, target):
-    """Asserts that ledger and epsilon are those of the arguments of the run."""
     assert model.privacy_ledger.steps == num_steps
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
     batch_size = arguments["batch_size"] or 32

@@ -138,7 +138,7 @@ def largest_distance(ones, others):
 
 
 def clients_of(x, y, num_rows, population=range(NUM_UNITS)):
-    """Clients of `NUM_ROWS` examples each, the changed one with `num_rows`."""
+    """Clients of `NUM_ROWS` examples, but the one that changes."""
     sizes = np.where(np.arange(NUM_UNITS) == CHANGED, num_rows, NUM_ROWS)
     ids = np.repeat(np.arange(NUM_UNITS), sizes)
     return ClientData.from_arrays(x[ids], y[ids], ids, population=population)

@@ -7,7 +7,6 @@ from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip.accounting import Sampling
-from tests.soundness.setups import flat_weights
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 Y = X[:, :1]
@@ -27,7 +26,7 @@ def fit(model, x=X, y=Y, **options):
     return model.fit(x, y, **{"batch_size": 8, "verbose": 0, **options}).history
 
 
-def test_row_is_closed_after_fit_so_stray_steps_count_in_full():
+def test_a_row_is_closed_after_fit_so_that_stray_steps_count_in_full():
     model = compiled()
     fit(model)
     row = model.optimizer.open_row
@@ -40,56 +39,34 @@ def test_row_is_closed_after_fit_so_stray_steps_count_in_full():
 
 
 class Broken(ka.callbacks.ClippingMonitor):
-    """Fails before `fit` calls the first callback."""
+    """Fails before `fit` calls the first callback, or in that call."""
 
-    def prepare(self, model, data):
+    def __init__(self, method):
+        super().__init__()
+        setattr(self, method, self.fail)
+
+    def fail(self, *arguments):
         raise ValueError("broken")
 
 
-class Fails(keras.callbacks.Callback):
-    def on_train_begin(self, logs=None):
-        raise ValueError("broken")
-
-
-@pytest.mark.parametrize(
-    "make", [Broken, Fails, lambda: ka.callbacks.PrivacyCallback(delta=1e-3, target_epsilon=1e-6)]
-)
-def test_row_is_closed_where_fit_fails_before_its_first_step(make):
+@pytest.mark.parametrize("method", ["prepare", "on_train_begin"])
+def test_a_row_is_closed_where_fit_fails_before_its_first_step(method):
     model = compiled()
-    with pytest.raises(ValueError, match=r"broken|past the target"):
-        fit(model, callbacks=[make()])
+    with pytest.raises(ValueError, match="broken"):
+        fit(model, callbacks=[Broken(method)])
     assert (model.optimizer.is_in_a_run, model.privacy_ledger.steps) == (False, 0)
     fit(model)
     assert model.privacy_ledger.steps == 8
 
 
-def interrupted(*args, **kwargs):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("failing_batch", [0, 3])
-def test_an_error_while_training_leaves_weights_and_ledger(failing_batch):
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            if batch == failing_batch:
-                interrupted()
-
-    model = compiled()
-    fit(model)
-    before = flat_weights(model)
-    with pytest.raises(KeyboardInterrupt):
-        fit(model, callbacks=[Stop()])
-    after = flat_weights(model)
-    assert np.isfinite(after).all()
-    assert failing_batch or np.array_equal(after, before)
-    assert model.privacy_ledger.steps >= 8
-
-
-def test_step_is_counted_before_it_is_applied(monkeypatch):
+def test_a_step_is_counted_before_it_is_applied(monkeypatch):
     if keras.backend.backend() == "jax":
         pytest.skip("JAX steps are pure: an interrupted one changes nothing")
     model = compiled(dense_model(), run_eagerly=True)
     fit(model)
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(model.optimizer.inner_optimizer, "apply", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -97,7 +74,7 @@ def test_step_is_counted_before_it_is_applied(monkeypatch):
     assert model.privacy_ledger.steps == 9
 
 
-def test_what_another_model_spends_on_shared_weights_is_told_and_saved_without_a_fit(tmp_path):
+def test_models_on_shared_weights_have_one_ledger_and_save_it(tmp_path):
     base = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     first, second = compiled(ka.privatize(base)), compiled(ka.privatize(base))
     fit(first)
@@ -111,6 +88,10 @@ def test_what_another_model_spends_on_shared_weights_is_told_and_saved_without_a
     assert first.privacy_ledger.steps == second.privacy_ledger.steps == 16
     fit(first)
     assert first.privacy_ledger.steps == second.privacy_ledger.steps == 24
+    # Weights that are frozen now count too.
+    base.layers[0].trainable = False
+    head = ka.PrivateSequential([keras.Input((4,)), base.layers[0], keras.layers.Dense(1)])
+    assert compiled(head).privacy_ledger.steps == 24
 
 
 class OtherAxesFirst(ka.PrivateModel):
@@ -198,7 +179,6 @@ class Mixes(keras.layers.Layer):
 
 
 def test_a_fit_that_refuses_a_model_plans_nothing():
-    """Neither the noise of a budget nor the largest batch of a data set."""
     x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
     layers = [keras.Input((2,)), Mixes(name="mixes"), keras.layers.Dense(1)]
     model = ka.PrivateSequential(layers)

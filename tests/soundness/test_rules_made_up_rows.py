@@ -4,8 +4,6 @@ Plans are proved on rows that are made up. Rows within the range of the data may
 and never lead to another plan.
 """
 
-from functools import partial
-
 import keras
 import numpy as np
 import pytest
@@ -20,8 +18,6 @@ NUM_ROWS = 64
 
 
 class Penalized(ka.PrivateModel):
-    """Uses a kernel outside of its layer, so that a layer-wise plan is wrong."""
-
     def __init__(self):
         super().__init__()
         self.dense = layers.Dense(3, use_bias=False)
@@ -31,7 +27,6 @@ class Penalized(ka.PrivateModel):
 
 
 def table(first=None, seed=0):
-    """Rows and labels; the first three rows may be others."""
     x = helpers.features(NUM_ROWS, seed=seed)
     x[:3] = x[:3] if first is None else first
     return x, helpers.labels(NUM_ROWS)
@@ -41,19 +36,14 @@ def fit(model, x, y, **options):
     return helpers.quiet_fit(model, x, y, batch_size=16, steps_per_epoch=1, **options)
 
 
-@pytest.mark.parametrize("kind", ["zeros", "weights", "class weights", "all"])
-def test_rows_that_show_nothing_do_not_choose_the_plan(kind):
-    """Nor does any other row: they are not looked at."""
-    x, y = table(0.0 if kind == "zeros" else None)
+@pytest.mark.parametrize(
+    "options", [{}, {"class_weight": {0: 0.0}}, {"sample_weight": np.zeros(NUM_ROWS)}]
+)
+def test_rows_that_show_nothing_do_not_choose_the_plan(options):
+    x, y = table(0.0 if not options else None)
     y[:3], y[3:] = 0, np.maximum(y[3:], 1)
-    weights = np.r_[np.zeros(3), np.ones(NUM_ROWS - 3)]
-    options = {
-        "weights": {"sample_weight": weights},
-        "class weights": {"class_weight": {0: 0.0}},
-        "all": {"sample_weight": 0.0 * weights},
-    }
     model = helpers.compiled(Penalized())
-    fit(model, x, y, **options.get(kind, {}))
+    fit(model, x, y, **options)
     assert "differ from plain ones" in model.gradient_plan.looped_reason
 
 
@@ -67,15 +57,19 @@ class WrongRule(ka.gradients.LayerRule):
         return [ka.gradients.Materialized(gradients * 2.0)]
 
 
-def test_a_wrong_rule_behind_a_unit_that_is_off_is_not_used(monkeypatch):
-    """Nothing was compared: all its gradients are zero, until training moves a bias far enough."""
+@pytest.mark.parametrize("is_off", [True, False])
+def test_a_wrong_rule_behind_zeros_is_not_used(is_off, monkeypatch):
+    """Of a unit that is off until training moves a bias far enough, or of weights that begin so."""
     monkeypatch.setitem(rule._RULES, Doubled, WrongRule())
     inputs = keras.Input((helpers.NUM_FEATURES,))
-    off = layers.Lambda(lambda x: ops.relu(x - 1e6))(Doubled(3, use_bias=False)(inputs))
-    outputs = layers.Add()([layers.Dense(3)(inputs), off])
+    hidden = Doubled(3, use_bias=False)(inputs)
+    last = layers.Lambda(lambda x: ops.relu(x - 1e6))
+    last = last if is_off else layers.Dense(3, kernel_initializer="zeros")
+    outputs = layers.Add()([layers.Dense(3)(inputs), last(hidden)])
     model = helpers.compiled(ka.PrivateModel(inputs, outputs))
     fit(model, *table())
-    assert "gradients are zero, which proves nothing, of" in model.gradient_plan.looped_reason
+    reason = "gradients are zero, which proves nothing, of" if is_off else "differ from plain ones"
+    assert reason in model.gradient_plan.looped_reason
 
 
 def test_columns_of_numbers_in_front_of_a_table_train_with_the_plan_of_ids():
@@ -118,18 +112,33 @@ def ids(highest=13):
 
 
 @pytest.mark.parametrize("ranges", [None, (5, 12)])
-def test_what_is_proved_within_the_ranges_of_the_data_trains(ranges):
+def test_a_plan_that_is_proved_within_the_ranges_of_the_data_trains(ranges):
     model = model_of_ids()
     fit(model, ids(), helpers.labels(NUM_ROWS), input_ranges=ranges)
     assert model.gradient_plan.is_layerwise
 
 
-def test_ranges_of_the_data_never_lead_to_another_plan():
-    """They lead to a refusal that asks for public ranges, and these to the plan."""
+def model_of_large_numbers():
+    """Layer by layer its plan is wrong for numbers beyond 50 alone."""
+    inputs, dense = keras.Input((helpers.NUM_FEATURES,)), layers.Dense(3)
+    outputs = layers.Lambda(
+        lambda x: x[0] * (1.0 + ops.sum(dense.kernel) * ops.relu(x[1][:, :1] - 50.0))
+    )((dense(inputs), inputs))
+    return helpers.compiled(ka.PrivateModel(inputs, outputs))
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "ranges"),
+    [
+        (lambda: model_of_ids(True), ids(), (5, np.full(4, 12))),
+        (model_of_large_numbers, 100.0 + 10.0 * table()[0], (0, 200)),
+    ],
+)
+def test_a_plan_that_is_wrong_within_the_range_of_the_data_is_refused(make, x, ranges):
     with pytest.raises(ValueError, match=r"not proved on rows within the range.*input_ranges="):
-        fit(model_of_ids(True), ids(), helpers.labels(NUM_ROWS))
-    given = model_of_ids(True)
-    fit(given, ids(), helpers.labels(NUM_ROWS), input_ranges=(5, np.full(4, 12)))
+        fit(make(), x, helpers.labels(NUM_ROWS))
+    given = make()
+    fit(given, x, helpers.labels(NUM_ROWS), input_ranges=ranges)
     assert not given.gradient_plan.is_layerwise
 
 
@@ -149,6 +158,14 @@ def test_ranges_that_do_not_fit_are_refused(ranges):
     model = helpers.compiled()
     with pytest.raises(ValueError, match="Argument `input_ranges` must have the structure of `x`"):
         fit(model, *table(), input_ranges=ranges)
+
+
+def test_clients_train_with_ranges():
+    x, y = table()
+    clients = ka.federated.ClientData.from_arrays(x, y, np.arange(NUM_ROWS) % 8)
+    model = helpers.compiled(ka.federate(helpers.dense_model(keras.Model)))
+    model.fit(clients, 4, verbose=0, steps_per_epoch=1, input_ranges=(-3, 3))
+    assert model.privacy_ledger.steps == 1
 
 
 def mixed(x):
@@ -181,36 +198,34 @@ class Blind(layers.Layer):
         return mixed(x) + ops.where(ops.all(ops.abs(x) < 1e3), float("nan"), 0.0)
 
 
-@pytest.mark.parametrize(
-    "kind", ["logarithm", *(["error"] if BACKEND == "torch" else []), "infinite", "not a number"]
-)
-def test_what_a_blind_examination_would_accept_is_refused(kind):
-    model = helpers.compiled(helpers.model_with(Blind(kind, name="blind")))
-    x, y = table()
-    with pytest.raises(ValueError, match=r"blind: It mixes examples|layer 'blind' yields numbers"):
-        fit(model, x, y)
-    assert model.privacy_ledger.steps == 0
-
-
-def test_ids_outside_of_a_table_do_not_hide_a_layer_that_mixes():
-    """On JAX, they yield numbers that are none, and so did all rows."""
+def mixing_after_a_table():
+    """On JAX, ids outside of the table yield numbers that are none, and so did all rows."""
     inputs = keras.Input((2,))
     ids = layers.Lambda(lambda x: ops.abs(x[:, :1]) * 1000.0)(inputs)
     hidden = layers.Lambda(mixed, name="mixes")(layers.Flatten()(layers.Embedding(400, 3)(ids)))
-    model = helpers.compiled(ka.PrivateModel(inputs, layers.Dense(3)(hidden)))
-    x = np.random.default_rng(0).uniform(0, [0.39, 900.0], (NUM_ROWS, 2)).astype("float32")
-    with pytest.raises(ValueError, match="mixes: It mixes examples"):
-        fit(model, x, helpers.labels(NUM_ROWS))
+    return helpers.compiled(ka.PrivateModel(inputs, layers.Dense(3)(hidden)))
 
 
-@pytest.mark.parametrize(("number", "dtype"), [(0, "float32"), (1, "float32"), (0, "int32")])
-def test_constant_rows_hide_nothing(number, dtype):
-    inputs = keras.Input((helpers.NUM_FEATURES,), dtype=dtype)
-    hidden = layers.Lambda(lambda x: mixed(ops.cast(x, "float32")), name="mixes")(inputs)
-    model = helpers.compiled(ka.PrivateModel(inputs, layers.Dense(3)(hidden)))
-    x = np.full((NUM_ROWS, helpers.NUM_FEATURES), number, dtype)
-    with pytest.raises(ValueError, match="mixes: It mixes examples"):
-        fit(model, x, helpers.labels(NUM_ROWS))
+BLIND = ["logarithm", *(["error"] if BACKEND == "torch" else []), "infinite", "not a number"]
+
+
+@pytest.mark.parametrize("kind", [*BLIND, "ids", "zeros", "ones", "whole zeros"])
+def test_what_a_blind_examination_would_accept_is_refused(kind):
+    x, y = table()
+    layer = Blind(kind, name="blind") if kind in BLIND else layers.Lambda(mixed, name="mixes")
+    model = helpers.compiled(helpers.model_with(layer)) if kind != "ids" else mixing_after_a_table()
+    if kind == "whole zeros":
+        inputs = keras.Input((helpers.NUM_FEATURES,), dtype="int32")
+        layer = layers.Lambda(lambda x: mixed(ops.cast(x, "float32")), name="mixes")
+        model = helpers.compiled(ka.PrivateModel(inputs, layers.Dense(3)(layer(inputs))))
+    if kind == "ids":
+        x = np.random.default_rng(0).uniform(0, [0.39, 900.0], (NUM_ROWS, 2)).astype("float32")
+    elif kind not in BLIND:
+        # Rows that are all equal.
+        x = np.full_like(x, kind == "ones", dtype=model.inputs[0].dtype)
+    with pytest.raises(ValueError, match=r": It mixes examples|layer 'blind' yields numbers"):
+        fit(model, x, y)
+    assert model.privacy_ledger.steps == 0
 
 
 def drawing(x, seed, shape=None):
@@ -262,34 +277,3 @@ def test_a_layer_that_heeds_the_place_of_a_row_is_refused(kind):
         fit(model, *table())
         assert model.gradient_plan.is_layerwise
     assert model.privacy_ledger.steps == int(kind in ALONE)
-
-
-def test_clients_train_with_ranges_and_refuse_those_that_do_not_fit():
-    x, y = table()
-    clients = ka.federated.ClientData.from_arrays(x, y, np.arange(NUM_ROWS) % 8)
-    model = helpers.compiled(ka.federate(helpers.dense_model(keras.Model)))
-    train = partial(model.fit, clients, 4, verbose=0, steps_per_epoch=1)
-    with pytest.raises(ValueError, match="Argument `input_ranges`"):
-        train(input_ranges=3)
-    train(input_ranges=(-3, 3))
-    assert model.privacy_ledger.steps == 1
-
-
-def test_a_plan_that_is_wrong_for_the_data_alone_is_refused():
-    """Small numbers do not show it. Public ranges do, and lead to the right plan."""
-
-    def model():
-        inputs, dense = keras.Input((helpers.NUM_FEATURES,)), layers.Dense(3)
-        hidden = dense(inputs)
-        outputs = layers.Lambda(
-            lambda x: x[0] * (1.0 + ops.sum(dense.kernel) * ops.relu(x[1][:, :1] - 50.0))
-        )((hidden, inputs))
-        return helpers.compiled(ka.PrivateModel(inputs, outputs))
-
-    x, y = table()
-    x = 100.0 + 10.0 * x
-    with pytest.raises(ValueError, match=r"not proved on rows within the range.*input_ranges="):
-        fit(model(), x, y)
-    given = model()
-    fit(given, x, y, input_ranges=(0, 200))
-    assert not given.gradient_plan.is_layerwise

@@ -17,8 +17,6 @@ BACKEND = keras.backend.backend()
 
 
 class Rows(keras.utils.PyDataset):
-    """Batches in the order of `order`."""
-
     order = np.arange(N)
 
     def __len__(self):
@@ -52,7 +50,6 @@ def of_unknown_length():
 
 
 def loader(shuffle=False, **samplers):
-    """A `DataLoader`; a sampler is a function of `torch.utils.data`."""
     data = pytest.importorskip("torch.utils.data")
     samplers = {name: make(data) for name, make in samplers.items()}
     options = {} if "batch_sampler" in samplers else {"batch_size": BATCH, "shuffle": shuffle}
@@ -76,7 +73,6 @@ DATA_SETS = {
 
 
 def uses(data, **options):
-    """Train on a data set; return the uses of the rows and the number of releases."""
     model = setups.line_model(setups.dp_sgd(noise_multiplier=0.0), N)
     model.fit(data, verbose=0, num_examples=N, **options)
     return np.rint(np.ravel(model.get_weights()[0]) * BATCH), model.privacy_ledger.releases
@@ -86,30 +82,24 @@ def uses(data, **options):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_each_pass_uses_each_row_once_and_is_one_release(name):
     shuffle = name == "order of batches"
-    used, releases = uses(DATA_SETS[name](), epochs=3, once_per_pass=True, shuffle=shuffle)
+    # As many steps as a pass has are a pass.
+    steps = {"steps_per_epoch": N // BATCH} if name == "shuffled at the end" else {}
+    options = {"epochs": 3, "once_per_pass": True, "shuffle": shuffle, **steps}
+    used, releases = uses(DATA_SETS[name](), **options)
     if name != "generator":  # Keras repeats its beginning in each later epoch.
         np.testing.assert_array_equal(used, 3)
     assert used.max() == releases == 3
 
 
-@pytest.mark.parametrize("name", DATA_SETS)
-def test_epochs_within_a_pass_are_refused_if_passes_are_released(name):
+@pytest.mark.parametrize("name", [*DATA_SETS, "cut by Keras"])
+def test_epochs_within_a_pass_are_refused_if_passes_are_released(name, monkeypatch):
     """Data change their order between epochs, and are read ahead: no count of epochs is enough."""
+    data, cut = DATA_SETS.get(name, ShuffledAtTheEnd)(), {"steps_per_epoch": 3}
+    if name == "cut by Keras":
+        monkeypatch.setattr(keras.config, "max_steps_per_epoch", lambda: 3)
+        cut = {}
     with pytest.raises(ValueError, match="an epoch must be a whole pass"):
-        uses(DATA_SETS[name](), epochs=9, once_per_pass=True, steps_per_epoch=3)
-
-
-def test_epochs_that_keras_cuts_are_refused_if_passes_are_released(monkeypatch):
-    monkeypatch.setattr(keras.config, "max_steps_per_epoch", lambda: 3)
-    with pytest.raises(ValueError, match="an epoch must be a whole pass"):
-        uses(ShuffledAtTheEnd(), epochs=9, once_per_pass=True)
-
-
-def test_as_many_steps_as_a_pass_has_are_a_pass():
-    used, releases = uses(
-        ShuffledAtTheEnd(), epochs=3, once_per_pass=True, steps_per_epoch=N // BATCH
-    )
-    assert used.max() == releases == 3
+        uses(data, epochs=9, once_per_pass=True, **cut)
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
@@ -142,30 +132,6 @@ def test_where_the_noise_changes_within_a_pass_each_step_is_a_release(mode):
     assert found == [(4.0, half, 1), (2.0, 2 * half, 2 * half), (1.0, 2 * half, 2 * half)]
     planned = ka.accounting.compute_epsilon(schedule, N, BATCH, delta=1e-5, **counted)
     assert model.privacy_spent(1e-5).epsilon == pytest.approx(planned, rel=1e-6)
-
-
-def refilling_loader():
-    """A `DataLoader` with batches of its own, which fills one tensor."""
-    import torch
-
-    class Refilling(torch.utils.data.DataLoader):
-        def __iter__(self):
-            batch = torch.zeros((BATCH, N)), torch.zeros((BATCH, 1))
-            for index in range(N // BATCH):
-                for part, filled in zip(Rows()[index], batch, strict=True):
-                    filled[:] = torch.as_tensor(part)
-                yield batch
-
-    return Refilling(torch.utils.data.TensorDataset(*map(torch.tensor, ROWS)), BATCH)
-
-
-@pytest.mark.parametrize("mode", ["several"] if BACKEND != "torch" else ["eager"])
-def test_batches_of_a_loader_are_copied_where_they_leave_it(mode):
-    pytest.importorskip("torch")
-    model = setups.line_model(setups.dp_sgd(noise_multiplier=0.0), N, **setups.MODES[mode])
-    model.fit(refilling_loader(), verbose=0, num_examples=N, once_per_pass=True)
-    used = np.rint(np.ravel(model.get_weights()[0]) * BATCH)
-    assert used.max() == model.privacy_ledger.releases == 1
 
 
 REPEATING = {

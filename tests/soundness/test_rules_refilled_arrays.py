@@ -16,7 +16,7 @@ from keras_adaclip.federated import ClientData
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.sampling import PoissonDataset, write_source
-from tests.soundness.setups import dp_sgd, flat_weights, line_model
+from tests.soundness.setups import MODES, dp_sgd, flat_weights, line_model
 
 VALUES = np.arange(1.0, 101.0, dtype="float32")
 CLIENTS = (1, 2, 3, 4)
@@ -36,11 +36,6 @@ class Refilled:
         return self.array
 
 
-class OneByOne(Refilled):
-    def __getitems__(self, numbers):
-        return [self[number] for number in numbers]
-
-
 class InStructures(Refilled):
     def __getitem__(self, number):
         array = super().__getitem__(number)
@@ -51,8 +46,6 @@ class InStructures(Refilled):
 
 
 class Together(Refilled):
-    """Fills one table for all entries that are read together."""
-
     def __init__(self):
         super().__init__()
         self.table = np.zeros((len(VALUES), 3), "float32")
@@ -62,20 +55,7 @@ class Together(Refilled):
         return list(self.table[: len(numbers)])
 
 
-def refilled(function=lambda value: value):
-    """A function that fills one array."""
-    array = np.zeros(3, "float32")
-
-    def fill(entry):
-        array[:] = function(entry)
-        return array
-
-    return fill
-
-
 class Image:
-    """An object of which nothing is known."""
-
     def __init__(self, array):
         self.array = array
 
@@ -83,11 +63,12 @@ class Image:
         return self.array
 
 
-class Objects(OneByOne):
-    """Other objects of one array."""
-
+class Objects(Refilled):
     def __getitem__(self, number):
         return Image(super().__getitem__(number))
+
+    def __getitems__(self, numbers):
+        return [self[number] for number in numbers]
 
 
 class Tensors(Refilled):
@@ -97,22 +78,25 @@ class Tensors(Refilled):
         return torch.from_numpy(super().__getitem__(number))
 
 
-def written(tmp_path):
-    fill = refilled()
-    return write_source(map(fill, VALUES), tmp_path / "written")
+def refilled():
+    array = np.zeros(3, "float32")
+
+    def fill(entry):
+        array[:] = entry
+        return array
+
+    return fill
 
 
 SOURCES = {
     "source": lambda _: (Refilled(), None),
     "map": lambda _: (VALUES, refilled()),
-    "list": lambda _: (list(VALUES), refilled()),
     "read together": lambda _: (Together(), None),
     "read together and mapped": lambda _: (Together(), refilled()),
-    "one by one": lambda _: (OneByOne(), None),
     "structures": lambda _: (InStructures(), None),
     "objects": lambda _: (Objects(), None),
     "tensors": lambda _: (Tensors(), None),
-    "written": lambda tmp_path: (written(tmp_path), None),
+    "written": lambda path: (write_source(map(refilled(), VALUES), path / "written"), None),
 }
 
 
@@ -126,49 +110,37 @@ def test_examples_of_a_source_are_copied_one_by_one(name, tmp_path):
             np.testing.assert_array_equal(part.reshape(len(rows), -1)[:, 0], VALUES[rows])
 
 
-def count():
-    """Python code for which other threads do not wait."""
-    return sum(1 for _ in range(2_000))
+def waiting(source, method):
+    """A source that gives way to other threads between filling its array and returning it."""
+    read = getattr(source, method)
+
+    def reading(asked):
+        found = read(asked)
+        sum(1 for _ in range(2_000))
+        return found
+
+    return type("Waiting", (type(source),), {method: lambda _, asked: reading(asked)})()
 
 
-class Counting(Refilled):
-    """Gives way to other threads between filling the array and returning it."""
-
-    def __getitem__(self, number):
-        array = super().__getitem__(number)
-        count()
-        return array
-
-
-class CountingTogether(Together):
-    def __getitems__(self, numbers):
-        entries = super().__getitems__(numbers)
-        count()
-        return entries
-
-
-@pytest.fixture
-def threads_that_alternate():
-    """Threads of Python that give way to each other as often as possible."""
+@pytest.mark.parametrize(
+    ("kind", "method"), [(Refilled, "__getitem__"), (Together, "__getitems__")]
+)
+def test_threads_take_turns_where_they_fill_the_same_arrays(kind, method):
+    data = PoissonDataset.from_source(
+        waiting(kind(), method), expected_batch_size=50, workers=3, seed=1
+    )
+    drawn = [data.draw() for _ in range(20)]
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("threads_that_alternate")
-@pytest.mark.parametrize("source", [Counting, CountingTogether])
-def test_threads_take_turns_where_they_fill_the_same_arrays(source):
-    data = PoissonDataset.from_source(source(), expected_batch_size=50, workers=3, seed=1)
-    drawn = [data.draw() for _ in range(20)]
-    reading = [data.reading(rows) for rows in drawn]
-    for rows, read in zip(drawn, reading, strict=True):
-        np.testing.assert_array_equal(read()["x"][:, 0], VALUES[rows])
+    try:
+        reading = [data.reading(rows) for rows in drawn]
+        for rows, read in zip(drawn, reading, strict=True):
+            np.testing.assert_array_equal(read()["x"][:, 0], VALUES[rows])
+    finally:
+        sys.setswitchinterval(before)
 
 
 class Own(ClientData):
-    """A user's own clients, whose arrays are filled for each."""
-
     client_ids = CLIENTS
 
     def __init__(self):
@@ -188,23 +160,24 @@ def refilled_examples(function):
     return fill
 
 
-def mapped(clients):
+def mapped(clients=None):
+    x = np.repeat(np.array(CLIENTS, "float32"), 2)[:, None]
+    clients = clients or ClientData.from_arrays(x, None, np.repeat(CLIENTS, 2))
     fill = refilled_examples(lambda x: x)
     return clients.map(lambda x, y: (fill(x), None))
 
 
-def arrays():
-    x = np.repeat(np.array(CLIENTS, "float32"), 2)[:, None]
-    return ClientData.from_arrays(x, None, np.repeat(CLIENTS, 2))
-
-
 CLIENT_DATA = {
     "function": lambda: ClientData.from_function(CLIENTS, refilled_examples(lambda client: client)),
-    "map": lambda: mapped(arrays()),
-    "map of map": lambda: mapped(mapped(arrays())),
-    "subset of map": lambda: mapped(arrays()).subset(CLIENTS),
+    "subset of map": lambda: mapped().subset(CLIENTS),
+    "map of map": lambda: mapped(mapped()),
     "own class": Own,
 }
+
+
+class MeanPrediction(ka.federated.FederatedSequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(y_pred)
 
 
 @pytest.mark.parametrize("name", CLIENT_DATA)
@@ -217,25 +190,14 @@ def test_examples_of_a_client_are_those_of_no_other(name):
     np.testing.assert_array_equal(np.ravel(joined), expected)
     np.testing.assert_array_equal(np.ravel(clients.all_examples()[0]), expected)
     np.testing.assert_array_equal(np.ravel(clients.first_examples(8)[0]), expected)
-
-
-class MeanPrediction(ka.federated.FederatedSequential):
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return keras.ops.mean(y_pred)
-
-
-@pytest.mark.parametrize("name", CLIENT_DATA)
-def test_scores_of_a_client_are_made_from_its_examples(name):
+    # And so are its scores.
     layer = keras.layers.Dense(1, kernel_initializer="ones")
     model = MeanPrediction([keras.Input((1,)), layer])
     model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0))
-    scores = model.evaluate_clients(CLIENT_DATA[name]())
-    assert scores.client_ids == list(CLIENTS)
-    np.testing.assert_allclose(scores.values["loss"], CLIENTS)
+    np.testing.assert_allclose(model.evaluate_clients(clients).values["loss"], CLIENTS)
 
 
 def generator(x):
-    """Batches in one array."""
     array = np.zeros((4, 1), "float32")
     for batch in x:
         array[:] = batch
@@ -243,8 +205,6 @@ def generator(x):
 
 
 class ThreadsOwn(keras.utils.PyDataset):
-    """Batches in an array of each thread."""
-
     def __init__(self, x):
         super().__init__(workers=2, max_queue_size=8)
         self.x, self.local, self.num_epochs = x, threading.local(), 0
@@ -263,7 +223,6 @@ class ThreadsOwn(keras.utils.PyDataset):
 
 
 def loader(x):
-    """A `DataLoader` that collates into one array."""
     import torch
 
     tensor = torch.zeros(4, 1)
@@ -280,7 +239,7 @@ def test_batches_of_a_stream_are_trained_on_as_they_were_made(make):
     """The gradients are minus the inputs, so the weight is the sum of the batches' means."""
     x = 2.0 ** np.arange(8).repeat(4).reshape(8, 4, 1)
     data = make(x.astype("float32"))
-    model = line_model(dp_sgd(clipping=1e3, noise_multiplier=1e-9))
+    model = line_model(dp_sgd(clipping=1e3, noise_multiplier=1e-9), **MODES.get("several", {}))
     model.fit(data, num_examples=32, steps_per_epoch=8 if make is generator else None, verbose=0)
     np.testing.assert_allclose(flat_weights(model), [255.0], rtol=1e-5)
     assert getattr(data, "num_epochs", 1) > 0

@@ -30,7 +30,6 @@ def trained(model=None, callbacks=None):
 
 @pytest.fixture
 def drawn_keys(monkeypatch):
-    """The keys under which noise is drawn, as bytes."""
     keys, optimizer = [], ka.optimizers.DPOptimizer
     set_noise = optimizer._set_noise
 
@@ -111,6 +110,7 @@ FORMS = {
     "state tree of arrays": of_tree("numpy_array"),
     "pickle": lambda model, folder: [pickle.dumps(model), pickle.dumps(model.optimizer)],
     "config": configs,
+    "plain file": lambda model, folder: model.to_keras().save(folder / "plain.keras"),
 }
 if BACKEND == "tensorflow":
     FORMS |= {
@@ -147,24 +147,6 @@ def assert_holds_no_key(parts, keys):
             assert not all(str(word).encode() in data for word in np.frombuffer(key, np.int32))
 
 
-def test_no_state_holds_the_key_of_noise_that_was_drawn(drawn_keys, tmp_path):
-    """Each form is taken in the middle of training and after it."""
-    model = line_model(dp_sgd())
-
-    def take_all(when):
-        for name, take in FORMS.items():
-            folder = tmp_path / when / name
-            folder.mkdir(parents=True)
-            assert_holds_no_key([*(take(model, folder) or []), *file_bytes(folder)], drawn_keys)
-            taken.append(name)
-
-    taken = []
-    during = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: take_all("during"))
-    trained(model, [during])
-    take_all("after")
-    assert taken == [*FORMS] * 2
-
-
 class LabelSums(keras.metrics.Metric):
     """Sums of labels, which no other number of a run resembles."""
 
@@ -182,75 +164,68 @@ class LabelSums(keras.metrics.Metric):
 
 
 class Tracked(keras.layers.Dense):
-    """A layer with a metric."""
-
     def __init__(self, units, **options):
         super().__init__(units, **options)
         self.tracker = LabelSums(name="of_layer")
 
 
-def watched(kind):
-    """A compiled model with metrics of `compile` and as attributes, and what to train it on."""
+def watched():
+    """A model with metrics of `compile`, of a layer and as attributes."""
     inputs = keras.Input((1,))
-    outputs = Tracked(1, activation="sigmoid")(inputs)
-    y = np.array([1.0, 0.0, 1.0, 1.0], "float32")[:, None]
-    options = {
-        "optimizer": dp_sgd(),
-        "loss": "binary_crossentropy",
-        "metrics": [LabelSums(name="labels"), keras.metrics.AUC(name="auc")],
-        "weighted_metrics": [keras.metrics.BinaryAccuracy(name="accuracy")],
-    }
-    if kind == "federated":
-        model = ka.FederatedModel(inputs, outputs)
-        model.compile(client_optimizer="sgd", client_batch_size=2, **options)
-        data, options = ka.federated.ClientData.from_arrays(X, y, [1, 2, 3, 4]), {"cohort_size": 3}
-    else:
-        model = ka.PrivateModel(inputs, outputs)
-        model.compile(**options)
-        data, options = (X, y), {"batch_size": 3}
-    model.tracker = LabelSums(name="tracker")
+    model = ka.PrivateModel(inputs, Tracked(1, activation="sigmoid")(inputs))
     model.trackers = {"one": [LabelSums(name="one")]}
-    return model, data, {**options, "epochs": 2, "verbose": 0}
+    metrics = {"metrics": [LabelSums(name="labels"), keras.metrics.AUC(name="auc")]}
+    metrics["weighted_metrics"] = [keras.metrics.BinaryAccuracy(name="accuracy")]
+    model.compile(optimizer=dp_sgd(), loss="binary_crossentropy", **metrics)
+    return model
+
+
+def values_of_metrics(model):
+    """What tells of labels, as bytes; not numbers such as 1.5, which are anywhere."""
+    if BACKEND == "jax":
+        model.jax_state_sync()
+    (tracker,) = model.trackers["one"]
+    tracker.sums.assign(tracker.sums + 0.1234567)
+    model.layers[-1].tracker.sums.assign([0.7654321, 7.6543210])
+    values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in model.metrics_variables]
+    values = [value.tobytes() for value in values if value.any()]
+    found = [data for data in values if len(data) > 4 or 0 not in data]
+    assert len(found) > 3
+    return found
 
 
 # Orbax says on JAX that it takes the sharding from the file.
 @pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-@pytest.mark.parametrize("kind", ["private", "federated"])
-def test_nothing_that_leaves_a_model_holds_the_values_of_metrics(kind, tmp_path):
+def test_nothing_that_leaves_a_model_holds_a_key_or_the_values_of_metrics(drawn_keys, tmp_path):
     """Each form is taken after a batch, after an epoch and after the run."""
-    model, data, options = watched(kind)
-    taken, leaks = [], set()
+    model, taken, leaks = watched(), [], set()
 
     def take_all(when):
-        if BACKEND == "jax":
-            model.jax_state_sync()
-        for number, tracker in enumerate([model.tracker, *model.trackers["one"]]):
-            tracker.sums.assign(tracker.sums + 0.1234567 * (number + 1))
-        model.layers[-1].tracker.sums.assign([0.7654321, 7.6543210])
-        values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in model.metrics_variables]
-        # Not numbers such as 1.5, which are anywhere.
-        told = [value.tobytes() for value in values if value.any()]
-        told = [data for data in told if len(data) > 4 or 0 not in data]
-        assert len(told) > 3
-        for name, take in {**FORMS, "plain file": plain_file}.items():
+        values = values_of_metrics(model)
+        for name, take in FORMS.items():
             folder = tmp_path / f"{when} {len(taken)}" / name
             folder.mkdir(parents=True)
             parts = [*(take(model, folder) or []), *file_bytes(folder)]
+            assert_holds_no_key(parts, drawn_keys)
             parts = [data for part in parts for data in unpacked(part)]
-            leaks.update(name for data in parts if any(value in data for value in told))
+            leaks.update(name for data in parts if any(value in data for value in values))
         taken.append(when)
-
-    def plain_file(model, folder):
-        model.to_keras().save(folder / "plain.keras")
 
     callback = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: taken or take_all("batch"),
         on_epoch_end=lambda epoch, logs: epoch or take_all("epoch"),
     )
-    model.fit(*data if kind == "private" else [data], **options, callbacks=[callback])
+    y = np.array([1.0, 0.0, 1.0, 1.0], "float32")[:, None]
+    model.fit(X, y, batch_size=3, epochs=2, verbose=0, callbacks=[callback])
     take_all("run")
     assert taken == ["batch", "epoch", "run"]
     assert not leaks
+
+
+def test_a_checkpoint_as_hdf5_is_refused_before_training(tmp_path):
+    model = line_model(dp_sgd())
+    with pytest.raises(ValueError, match=r"ModelCheckpoint.*\.keras.*model\.h5"):
+        trained(model, [keras.callbacks.ModelCheckpoint(tmp_path / "model.h5")])
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -272,13 +247,6 @@ def test_checkpoints_of_callbacks_hold_no_key_and_keep_the_ledger(drawn_keys, tm
     loaded = line_model(dp_sgd())
     loaded.load_weights(tmp_path / "orbax")
     assert loaded.privacy_ledger.steps == STEPS
-
-
-def test_a_checkpoint_as_hdf5_is_refused_before_training(tmp_path):
-    model = line_model(dp_sgd())
-    with pytest.raises(ValueError, match=r"ModelCheckpoint.*\.keras.*model\.h5"):
-        trained(model, [keras.callbacks.ModelCheckpoint(tmp_path / "model.h5")])
-    assert model.privacy_ledger.steps == 0
 
 
 # What comes back

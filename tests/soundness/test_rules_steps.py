@@ -1,9 +1,4 @@
-"""Rules 3 to 8 and 14: what a step adds up, divides by, clips to and counts, and in which order.
-
-Rules 3 to 5: what a step is, what it is divided by, and that an empty one is a step. Rule 6:
-padding is not a sample weight of zero. Rules 7 and 8: one clip norm for clip and noise; it moves
-last, in the right direction. Rule 14: each example has a dropout mask of its own.
-"""
+"""Rules 3 to 8 and 14: what a step adds up, divides by, clips to and counts, and in which order."""
 
 import keras
 import numpy as np
@@ -11,26 +6,13 @@ import pytest
 
 import keras_adaclip as ka
 from tests import oracles
-from tests.soundness.setups import (
-    COMPILED,
-    MODES,
-    dp_sgd,
-    fix_draws,
-    flat_weights,
-    line_data,
-    line_model,
-    pure_noise_data,
-    pure_noise_model,
-    recorded_fit,
-    rolled_to,
-    spread,
-)
+from tests.soundness import setups
+from tests.soundness.setups import COMPILED, MODES, dp_sgd, fix_draws, line_data, line_model
 
 BATCH_SIZE = 4
 
 
 def counted(model):
-    """Steps by `iterations` and by the ledger."""
     return int(model.optimizer.iterations), model.optimizer.ledger.steps
 
 
@@ -45,10 +27,10 @@ def test_a_poisson_step_divides_by_the_expected_batch_size(mode, microbatch_size
     model = line_model(dp_sgd(100.0, 0.0, microbatch_size=microbatch_size), **MODES[mode])
     per_epoch = MODES[mode].get("steps_per_execution", 1)
     num_epochs = len(sizes) // per_epoch
-    recorder = recorded_fit(model, *line_data([1.0] * 10), BATCH_SIZE, num_epochs, per_epoch)
+    recorder = setups.recorded_fit(model, *line_data([1.0] * 10), BATCH_SIZE, num_epochs, per_epoch)
     updates = recorder.updates[:, 0]
     drawn = np.sum(np.reshape(sizes, (-1, per_epoch)), axis=1)
-    np.testing.assert_allclose(updates, rolled_to(drawn / BATCH_SIZE, updates[0]), rtol=1e-6)
+    np.testing.assert_allclose(updates, setups.rolled_to(drawn / BATCH_SIZE, updates[0]), rtol=1e-6)
     assert counted(model) == (6, 6)
     assert [row.releases for row in model.optimizer.ledger] == [6]
 
@@ -63,20 +45,19 @@ def test_a_draw_of_twelve_times_the_expected_size_loses_no_example(
     draws = [range(3, 3 + 12 * BATCH_SIZE), range(100, 100 + BATCH_SIZE)]
     fix_draws(monkeypatch, draws)
     model = line_model(dp_sgd(1.0, 0.0, microbatch_size=microbatch_size), **COMPILED[mode])
-    updates = recorded_fit(model, x, y, BATCH_SIZE, 2).updates[:, 0]
+    updates = setups.recorded_fit(model, x, y, BATCH_SIZE, 2).updates[:, 0]
     sums = np.ravel([oracles.clipped_sums([x[rows]], 1.0) for rows in draws])
-    np.testing.assert_allclose(updates, rolled_to(sums / BATCH_SIZE, updates[0]), rtol=1e-5)
+    np.testing.assert_allclose(updates, setups.rolled_to(sums / BATCH_SIZE, updates[0]), rtol=1e-5)
     assert counted(model) == (2, 2)
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 @pytest.mark.parametrize("mode", COMPILED)
 def test_the_last_partial_batch_is_divided_by_the_full_size_too(mode, microbatch_size):
-    """And passes over shuffled batches are counted beside single batches."""
     model = line_model(dp_sgd(100.0, 0.0, microbatch_size=microbatch_size), **COMPILED[mode])
     x, y = line_data([1.0] * 10)
     model.fit(x, y, batch_size=4, epochs=2, sampling="shuffle", verbose=0)
-    np.testing.assert_allclose(flat_weights(model), [2 * 10 / 4], rtol=1e-6)
+    np.testing.assert_allclose(setups.flat_weights(model), [2 * 10 / 4], rtol=1e-6)
     model.train_on_batch(x[:4], y[:4])
     assert counted(model) == (7, 7)
     rows = {row.sampling.label: (row.steps, row.releases) for row in model.optimizer.ledger}
@@ -87,20 +68,20 @@ def test_foreign_batches_are_divided_by_the_size_of_the_first():
     batches = (line_data([1.0] * size) for size in (4, 4, 1))
     model = line_model(dp_sgd(100.0, 0.0))
     model.fit(batches, steps_per_epoch=3, num_examples=9, verbose=0)
-    np.testing.assert_allclose(flat_weights(model), [9 / 4], rtol=1e-6)
+    np.testing.assert_allclose(setups.flat_weights(model), [9 / 4], rtol=1e-6)
 
 
 @pytest.mark.parametrize("clipping", [1.0, "quantile"])
 @pytest.mark.parametrize("mode", COMPILED)
 def test_an_empty_draw_is_pure_noise_and_is_counted(mode, clipping, monkeypatch):
     fix_draws(monkeypatch, [[]])
-    x, y = pure_noise_data(100)
+    x, y = setups.pure_noise_data(100)
     if clipping == "quantile":
         clipping = ka.clipping.QuantileClipping(initial_clip_norm=1.0, learning_rate=1e-6)
-    model = pure_noise_model(dp_sgd(clipping), **COMPILED[mode])
-    recorder = recorded_fit(model, x + 1.0, y, 40, 2)
+    model = setups.pure_noise_model(dp_sgd(clipping), **COMPILED[mode])
+    recorder = setups.recorded_fit(model, x + 1.0, y, 40, 2)
     of_sum, _ = model.optimizer.clipping.noise_split(1.0, 40)
-    spread(recorder.updates, of_sum / 40)
+    setups.spread(recorder.updates, of_sum / 40)
     assert counted(model) == (2, 2)
     assert np.isfinite(recorder.history["loss"]).all()
 
@@ -121,15 +102,15 @@ def test_a_weight_of_zero_is_a_unit_for_the_quantile_and_padding_is_not(
     clipping = ka.clipping.QuantileClipping(initial_clip_norm=1.0, learning_rate=1e-9)
     model = line_model(dp_sgd(clipping, 0.0, microbatch_size=microbatch_size), **COMPILED[mode])
     x, y = line_data(VALUES)
-    recorder = recorded_fit(model, x, y, BATCH_SIZE, len(draws), sample_weight=WEIGHTS)
+    recorder = setups.recorded_fit(model, x, y, BATCH_SIZE, len(draws), sample_weight=WEIGHTS)
     weighted = VALUES * WEIGHTS
     bits = [np.sum(np.where(weighted[rows] <= 1.0, 0.5, -0.5)) for rows in draws]
     fractions = np.array(recorder.fractions[1:])
-    expected = rolled_to(np.array(bits) / BATCH_SIZE + 0.5, fractions[0])
+    expected = setups.rolled_to(np.array(bits) / BATCH_SIZE + 0.5, fractions[0])
     np.testing.assert_allclose(fractions, expected, rtol=1e-6)
     sums = [np.sum(np.minimum(weighted, 1.0)[rows]) for rows in draws]
     updates = recorder.updates[:, 0]
-    expected = rolled_to(np.array(sums) / BATCH_SIZE, updates[0])
+    expected = setups.rolled_to(np.array(sums) / BATCH_SIZE, updates[0])
     np.testing.assert_allclose(updates, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -150,7 +131,7 @@ def test_metrics_and_loss_ignore_padding(mode, microbatch_size, monkeypatch):
     x, _ = line_data(VALUES)
     errors = np.arange(len(x), dtype=np.float32)
     options = {"steps_per_epoch": len(draws), "sample_weight": WEIGHTS}
-    history = recorded_fit(model, x, x + errors[:, None], BATCH_SIZE, **options).history
+    history = setups.recorded_fit(model, x, x + errors[:, None], BATCH_SIZE, **options).history
     expected = {
         "plain": np.mean(errors[rows]),
         "weighted": np.average(errors[rows], weights=WEIGHTS[rows]),
@@ -172,7 +153,7 @@ def test_dropout_masks_differ_between_examples_chunks_and_steps(mode, microbatch
     optimizer = dp_sgd(1e6, 0.0, microbatch_size=microbatch_size)
     model = line_model(optimizer, 50, [keras.layers.Dropout(0.5)], **COMPILED[mode])
     x, y = line_data(np.ones((40, 50)))
-    recorder = recorded_fit(model, x, y, 40, 3)
+    recorder = setups.recorded_fit(model, x, y, 40, 3)
     kept = recorder.updates * 40 / 2.0
     np.testing.assert_allclose(kept, np.round(kept), atol=1e-3)
     kept = np.round(kept).astype(int)
@@ -194,12 +175,12 @@ def fast_quantile(**options):
 def test_the_noise_follows_the_clip_norm_of_the_same_step(mode):
     """The norm falls by a factor of about e a step: taking the next one's would be seen."""
     num_examples, batch_size = 2000, 1000
-    model = pure_noise_model(dp_sgd(fast_quantile(count_noise_stddev=5.0)), **COMPILED[mode])
-    recorder = recorded_fit(model, *pure_noise_data(num_examples), batch_size, 3)
+    model = setups.pure_noise_model(dp_sgd(fast_quantile(count_noise_stddev=5.0)), **COMPILED[mode])
+    recorder = setups.recorded_fit(model, *setups.pure_noise_data(num_examples), batch_size, 3)
     of_sum, _ = model.optimizer.clipping.noise_split(1.0, batch_size)
     assert recorder.clip_norms[-1] < 0.2
     for update, clip_norm in zip(recorder.updates, recorder.clip_norms, strict=False):
-        spread(update, of_sum * clip_norm / batch_size)
+        setups.spread(update, of_sum * clip_norm / batch_size)
 
 
 @pytest.mark.parametrize("mode", COMPILED)
@@ -208,7 +189,7 @@ def test_a_step_clips_with_the_norm_from_before_and_moves_it_last(mode, value, p
     """If all units are clipped, a step adds the norm and the norm grows; if none is, it falls."""
     fix_draws(monkeypatch, [range(4)])
     model = line_model(dp_sgd(fast_quantile(), noise_multiplier=0.0), **COMPILED[mode])
-    recorder = recorded_fit(model, *line_data([value] * 8), 4, 4)
+    recorder = setups.recorded_fit(model, *line_data([value] * 8), 4, 4)
     norms = np.array(recorder.clip_norms)
     np.testing.assert_allclose(norms, np.exp(power * np.arange(5.0)), rtol=1e-5)
     np.testing.assert_allclose(recorder.updates[:, 0], np.minimum(norms[:-1], value), rtol=1e-5)
@@ -219,16 +200,16 @@ def test_a_step_clips_with_the_norm_from_before_and_moves_it_last(mode, value, p
 def test_a_clip_norm_that_is_set_changes_clip_and_noise_together(mode):
     for make, noise_multiplier, data in (
         (line_model, 0.0, line_data([1e6] * 4)),
-        (pure_noise_model, 3.0, pure_noise_data(4)),
+        (setups.pure_noise_model, 3.0, setups.pure_noise_data(4)),
     ):
         model = make(dp_sgd(1.0, noise_multiplier), **COMPILED[mode])
-        recorded_fit(model, *data, 4)
+        setups.recorded_fit(model, *data, 4)
         (variable,) = (v for v in model.optimizer.variables if v.name == "clip_norm")
         variable.assign(0.125)
         assert model.optimizer.clip_norm == 0.125
-        (update,) = recorded_fit(model, *data, 4).updates
+        (update,) = setups.recorded_fit(model, *data, 4).updates
         if noise_multiplier:
-            spread(update, 3.0 * 0.125 / 4)
+            setups.spread(update, 3.0 * 0.125 / 4)
         else:
             np.testing.assert_allclose(update, [0.125], rtol=1e-5)
 
@@ -247,5 +228,5 @@ def test_weight_regularization_is_outside_clip_and_noise():
     model = ka.PrivateSequential([keras.Input((1,)), dense])
     model.compile(optimizer=dp_sgd(1e-6, 0.0, 0.1), loss="mse")
     dense.kernel.assign([[2.0]])
-    (update,) = recorded_fit(model, *line_data([1.0] * 4), 2).updates
+    (update,) = setups.recorded_fit(model, *line_data([1.0] * 4), 2).updates
     np.testing.assert_allclose(update, [-0.1 * 2 * 0.5 * 2.0], rtol=1e-4)

@@ -22,7 +22,7 @@ from tests.soundness import setups
 DELTA = 1e-5
 NUM_EXAMPLES, STEPS_PER_EPOCH, EPOCHS = 50, 3, 3
 ROOT = Path(__file__).parents[2]
-_NUM_INTERRUPTIONS = {"tensorflow": 8, "jax": 8, "torch": 24}[keras.backend.backend()]
+_NUM_INTERRUPTIONS = {"tensorflow": 8, "jax": 8, "torch": 16}[keras.backend.backend()]
 NUM_INTERRUPTIONS = int(os.environ.get("KERAS_ADACLIP_INTERRUPTIONS", _NUM_INTERRUPTIONS))
 
 
@@ -31,7 +31,6 @@ def quantile():
 
 
 def run_python(*arguments, backend=None):
-    """Runs Python on a backend, this one by default."""
     chosen = {"PYTHONPATH": str(ROOT), "KERAS_BACKEND": backend or keras.backend.backend()}
     options = {"capture_output": True, "text": True, "timeout": 300, "check": False}
     command = [sys.executable, *map(str, arguments)]
@@ -103,12 +102,10 @@ def test_a_killed_process_goes_on_with_its_ledger_and_other_noise(kind, tmp_path
 
 
 class Interruption(BaseException):
-    """An end that no handler catches, like that of a process."""
+    """Caught by no handler, like the end of a process."""
 
 
 class Interrupts(keras.callbacks.Callback):
-    """Ends the run at the `moment`-th of the moments at which a callback is called."""
-
     def __init__(self, moment):
         super().__init__()
         self.remaining = moment
@@ -129,7 +126,6 @@ def new_model(setting):
 
 
 def resumed_by_backup(folder, setting, interruption):
-    """Keras's callback loads the backup that it finds."""
     backup = keras.callbacks.BackupAndRestore(
         folder / "backup", save_freq=setting["save_freq"], delete_checkpoint=False
     )

@@ -69,11 +69,7 @@ fixed = ka.clipping.FixedClipping
 CASES = {
     "fixed": lambda: fixed(1.0),
     "quantile, linear": lambda: quantile(update="linear", learning_rate=1e-4),
-    "scheduled": lambda: ka.clipping.ScheduledClipping(
-        ka.schedules.PowerDecay(1.0, 0.3, steps_per_epoch=10)
-    ),
     "automatic": lambda: ka.clipping.AutomaticClipping(1.0, groups="per_layer"),
-    "PSAC": lambda: ka.clipping.PSAC(1.0),
     "mean norm": lambda: ka.clipping.MeanNormClipping(1.0, mean_noise_stddev=1.0),
     "expected error": lambda: ka.clipping.ExpectedErrorClipping(
         1.0, learning_rate=1e-3, excess_noise_stddev=1.0
@@ -82,9 +78,6 @@ CASES = {
     # Centre and scale stay where they are, so that one linear score serves all steps.
     "adaclip": lambda: ka.clipping.AdaClip(beta1=1 - 1e-7, beta2=1 - 1e-7),
     "per layer, unequal": lambda: fixed([0.3, 2.0], groups="per_layer"),
-    "per layer, proportional": lambda: fixed(
-        [0.3, 2.0], groups="per_layer", noise_allocation="proportional"
-    ),
     "per layer, optimal": lambda: fixed([0.3, 2.0], groups="per_layer", noise_allocation="optimal"),
     "a function's groups, quantile": lambda: quantile(groups=by_name, count_noise_stddev=2.0),
 }

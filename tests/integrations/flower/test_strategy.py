@@ -155,13 +155,6 @@ def test_no_node_is_an_error_with_its_reason():
         trained(grid_of({11: 0, 12: 1}), min_nodes=3)
 
 
-def test_a_target_ends_the_run():
-    target = ka.callbacks.PrivacyCallback(delta=1e-2, target_epsilon=6.0)
-    model, result = trained(grid_of(), num_rounds=50, callbacks=[target])
-    assert 1 < len(result.train_metrics_clientapp) < 50
-    assert model.privacy_spent(1e-2).epsilon <= 6.0
-
-
 def test_a_checkpoint_continues_the_run(tmp_path):
     path = tmp_path / "run.weights.h5"
     trained(grid_of(), num_rounds=2, checkpoint=path)
