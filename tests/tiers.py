@@ -27,6 +27,7 @@ ONCE = (
     "tests/federated/test_cohorts.py",
     "tests/packaging",
     "tests/plots",
+    "tests/test_arguments.py",
     "tests/tuners",
 )
 # Not those of survival: they start and kill many processes.
@@ -41,7 +42,7 @@ _CONTRACT = (
     "tests/federated/test_round.py",
     "tests/gradients",
     "tests/models/test_golden_runs.py",
-    "tests/models/test_mixing_later.py",
+    "tests/models/test_refusals.py",
     "tests/models/test_sampling_in_fit.py",
     *(f"tests/soundness/test_rules_{rules}.py" for rules in _RULES),
 )

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from keras_adaclip.accounting import (
     Ledger,
-    LedgerRow,
     Sampling,
     calibrate_noise_multiplier,
     compute_epsilon,
@@ -17,6 +16,7 @@ from keras_adaclip.accounting import (
     ledger_epsilon,
     max_steps_within,
 )
+from tests.accounting.oracles import row
 
 DELTA = 1e-5
 
@@ -69,10 +69,6 @@ def test_targets_that_rdp_jumps_over_and_that_protect_nobody(target, message):
     """RDP's orders end at 1024, so it falls from some epsilon to 0 at once."""
     with pytest.raises(ValueError, match=message):
         calibrate_noise_multiplier(target, DELTA, 10_000, 100, epochs=1, accountant="rdp")
-
-
-def row(sampling=Sampling.POISSON, batch=256, examples=60_000, noise=1.0, steps=0):
-    return LedgerRow.open(sampling, batch, examples, noise_multiplier=noise).advance(steps)
 
 
 def assert_is_the_last_step(past, running, target, accountant):
@@ -142,17 +138,15 @@ def test_an_open_release_is_free_to_its_end():
 def test_a_budget_that_outlasts_the_counter():
     int32_max = 2**31 - 1
     assert max_steps_within([], row(noise=1e6, steps=5), DELTA, 5.0, "rdp") == int32_max - 5
-    unlimited = LedgerRow.open(Sampling.PASS, 256, 0, noise_multiplier=10.0).advance(9)
+    unlimited = row(Sampling.PASS, 256, 0, 10.0, steps=9)
     assert max_steps_within([], unlimited, DELTA, 1.0) == int32_max - 9
 
 
 @pytest.mark.parametrize(("noise", "target"), [(0.7269, 6.0), (0.5, 12.0)])
 def test_noise_on_top_of_what_was_spent(noise, target):
     # Epsilon is far from a power of the noise here, and steps of the search fall on its ends.
-    spent = LedgerRow.open(Sampling.POISSON, 30, 300, noise_multiplier=noise).advance(20)
-
-    def epsilon(noise):
-        row = LedgerRow.open(Sampling.POISSON, 30, 300, noise_multiplier=noise).advance(20)
-        return ledger_epsilon([spent, row], 300**-1.1)
+    def epsilon(*noises):
+        rows = [row(batch=30, examples=300, noise=each, steps=20) for each in (noise, *noises)]
+        return ledger_epsilon(rows, 300**-1.1)
 
     assert 0.998 * target <= epsilon(least_noise_multiplier(epsilon, target)) <= target

@@ -12,7 +12,6 @@ from dp_accounting.rdp import RdpAccountant
 
 from keras_adaclip.accounting import (
     Ledger,
-    LedgerRow,
     PrivacySpent,
     Sampling,
     Unit,
@@ -21,16 +20,11 @@ from keras_adaclip.accounting import (
     default_delta,
     events,
     ledger_epsilon,
-    max_steps_within,
 )
-from tests.accounting.oracles import gaussian_epsilon
+from tests.accounting.oracles import gaussian_epsilon, row
 
 MNIST = {"noise_multiplier": 1.0, "num_examples": 60_000, "batch_size": 256, "delta": 1e-5}
 DELTA = 1e-5
-
-
-def row(sampling=Sampling.POISSON, batch=256, examples=60_000, noise=1.0, steps=0):
-    return LedgerRow.open(sampling, batch, examples, noise_multiplier=noise).advance(steps)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +45,7 @@ def test_reference_values(sampling, accountant, expected):
 
 
 def test_epochs_are_of_the_steps_that_cover_the_data():
+    assert compute_epsilon(**MNIST, epochs=0) == 0.0
     assert compute_epsilon(**MNIST, epochs=2) == compute_epsilon(**MNIST, steps=2 * 235)
     first_of_third_pass = compute_epsilon(**MNIST, steps=471, sampling="shuffle")
     assert first_of_third_pass == compute_epsilon(**MNIST, epochs=3, sampling="shuffle")
@@ -104,21 +99,13 @@ def test_never_below_what_dp_accounting_gives_for_the_recorded_events():
     assert by_rdp <= ledger_epsilon(MIXED, DELTA, "rdp") <= by_rdp * (1 + 1e-6)
 
 
-def test_mixed_ledgers_are_stated_under_zero_out():
-    for rows in ((), MIXED[:1], (MIXED[0], row(Sampling.SHUFFLE))):
-        assert events.neighboring_relation(rows) == "add_or_remove_one"
-    assert events.neighboring_relation(MIXED) == "zero_out"
-
-
 @pytest.mark.parametrize(
     ("sampling", "accountant"),
     [("poisson", "pld"), ("shuffle", "rdp"), ("stream", "pld"), ("fixed", "rdp")],
 )
 def test_without_noise_epsilon_is_infinite_and_without_steps_zero(sampling, accountant):
-    keywords = {**MNIST, "sampling": sampling, "accountant": accountant}
-    assert compute_epsilon(**{**keywords, "noise_multiplier": 0.0}, steps=1) == math.inf
-    assert compute_epsilon(**{**keywords, "noise_multiplier": 0.0}, steps=0) == 0.0
-    assert compute_epsilon(**keywords, epochs=0) == 0.0
+    plan = {**MNIST, "noise_multiplier": 0.0, "sampling": sampling, "accountant": accountant}
+    assert [compute_epsilon(**plan, steps=steps) for steps in (0, 1)] == [0.0, math.inf]
     spoiled = row(Sampling[sampling.upper()], noise=0.0)
     assert ledger_epsilon([row(steps=5), spoiled.advance(1)], DELTA, accountant) == math.inf
     assert ledger_epsilon([row(steps=5), spoiled], DELTA, accountant) < math.inf
@@ -139,6 +126,10 @@ def test_a_plan_is_what_its_ledger_will_say():
 
 
 def test_privacy_spent_states_what_ran():
+    # A row that has not run says nothing of the relation.
+    for rows in ((), MIXED[:1], (MIXED[0], row(Sampling.SHUFFLE))):
+        relation = PrivacySpent.from_ledger(rows, DELTA).neighboring_relation
+        assert relation == "add_or_remove_one"
     spent = PrivacySpent.from_ledger(Ledger(MIXED), DELTA)
     assert spent.epsilon == ledger_epsilon(MIXED, DELTA)
     assert (spent.steps, spent.sampling, spent.unit) == (1200, "poisson + shuffle", "example")
@@ -175,15 +166,12 @@ def test_orders_that_are_left_out_are_not_warned_of(caplog):
 FIXED = row(Sampling.FIXED, steps=100)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_fixed_sizes_cost_what_their_plan_said(accountant):
+def test_fixed_sizes_cost_what_their_plan_said_and_among_others_full_releases():
     planned = compute_epsilon(**MNIST, steps=100, sampling="fixed")
-    spent = PrivacySpent.from_ledger([FIXED], DELTA, accountant)
-    assert spent.epsilon == planned
-    assert (spent.accountant, spent.neighboring_relation) == ("rdp", "replace_one")
-
-
-def test_among_others_each_step_is_a_full_release_under_zero_out():
+    for accountant in ("pld", "rdp"):
+        spent = PrivacySpent.from_ledger([FIXED], DELTA, accountant)
+        assert (spent.epsilon, spent.accountant) == (planned, "rdp")
+        assert spent.neighboring_relation == "replace_one"
     poisson = row(steps=100)
     spent = PrivacySpent.from_ledger([FIXED, poisson], DELTA)
     assert spent.epsilon == ledger_epsilon([row(Sampling.STREAM, steps=100), poisson], DELTA)
@@ -204,36 +192,6 @@ def test_epsilon_grows_with_the_batch_up_to_a_full_release(noise):
 PLAN = {**MNIST, "num_examples": 1000, "batch_size": 10, "steps": 10, "accountant": "rdp"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"noise_multiplier": -0.1}, ValueError, "`noise_multiplier` must not be negative"),
-        ({"noise_multiplier": float("nan")}, ValueError, "`noise_multiplier` must be finite"),
-        ({"num_examples": 1000.0}, TypeError, "`num_examples` must be an integer"),
-        ({"batch_size": 1001}, ValueError, "`batch_size` must lie between 1 and 1000"),
-        ({"steps": -1}, ValueError, "`steps` must be at least 0"),
-        ({"steps": None}, ValueError, "Exactly one of the arguments `epochs` and `steps`"),
-        ({"epochs": 1}, ValueError, "Exactly one of the arguments `epochs` and `steps`"),
-        ({"delta": 1}, ValueError, "`delta` must lie strictly between 0 and 1"),
-        ({"sampling": "random"}, ValueError, "one of 'poisson', 'shuffle', 'stream', 'fixed'"),
-        ({"accountant": "prv"}, ValueError, "`accountant` must be one of 'pld', 'rdp'"),
-    ],
-)
-def test_compute_epsilon_refuses(changes, error, message):
-    with pytest.raises(error, match=message):
-        compute_epsilon(**{**PLAN, **changes})
-
-
-@pytest.mark.parametrize(("target", "error"), [(0.0, ValueError), (False, TypeError)])
-def test_targets_are_checked(target, error):
-    with pytest.raises(error, match="`target_epsilon` must be"):
-        calibrate_noise_multiplier(target, 1e-5, 1000, 10, steps=10)
-    with pytest.raises(error, match="`target_epsilon` must be"):
-        max_steps_within([], row(), 1e-5, target)
-    with pytest.raises(ValueError, match="Argument `steps` must be at least 1"):
-        calibrate_noise_multiplier(1.0, 1e-5, 1000, 10, steps=0)
-
-
 def test_scalars_of_numpy_are_welcome():
     kinds = {"noise_multiplier": np.float32, "delta": np.float64, "steps": np.uint8}
     kinds |= {"num_examples": np.int64, "batch_size": np.int32}
@@ -248,5 +206,3 @@ def test_a_large_delta_is_warned_about_and_the_default_is_small():
         calibrate_noise_multiplier(1.0, 0.01, 1000, 10, steps=10, accountant="rdp")
     compute_epsilon(**{**PLAN, "delta": 0.9e-3})
     assert default_delta(2) < 1 / 2
-    with pytest.raises(ValueError, match="`num_examples` must be at least 2"):
-        default_delta(1)

@@ -1,14 +1,15 @@
 """Epsilon for several examples of one person: exact where that is known, never below one's."""
 
+import functools
 import math
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from keras_adaclip.accounting import LedgerRow, Sampling, group_epsilon, groups, ledger_epsilon
+from keras_adaclip.accounting import Sampling, group_epsilon, groups, ledger_epsilon
 from keras_adaclip.accounting.events import counted_events
-from tests.accounting.oracles import gaussian_epsilon
+from tests.accounting import oracles
 
 DELTA = 1e-5
 knows_mixtures = pytest.mark.skipif(
@@ -16,15 +17,16 @@ knows_mixtures = pytest.mark.skipif(
 )
 
 
-def row(sampling=Sampling.POISSON, noise=2.0, steps=100, batch=256, examples=6_000):
-    return LedgerRow.open(sampling, batch, examples, noise_multiplier=noise).advance(steps)
+row = functools.partial(oracles.row, examples=6_000, noise=2.0, steps=100)
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 5])
 @pytest.mark.parametrize("sampling", [Sampling.STREAM, Sampling.SHUFFLE])
 def test_full_releases_have_a_kth_of_the_noise(sampling, group_size):
     running = row(sampling, noise=30.0)
-    expected = gaussian_epsilon(30.0, DELTA, releases=running.releases, sensitivity=group_size)
+    expected = oracles.gaussian_epsilon(
+        30.0, DELTA, releases=running.releases, sensitivity=group_size
+    )
     assert group_epsilon([running], DELTA, group_size) == pytest.approx(expected, rel=2e-3)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from keras_adaclip import accounting
 from keras_adaclip.schedules import ExponentialDecay, KerasSchedule, PiecewiseConstant, PowerDecay
-from tests.accounting.oracles import gaussian_epsilon
+from tests.accounting.oracles import gaussian_epsilon, row
 
 DELTA = 1e-5
 PLAN = {"num_examples": 1000, "batch_size": 150, "delta": DELTA}
@@ -20,10 +20,8 @@ def ledger_of(schedule, num_steps, sampling):
     for step in range(num_steps):
         if step % STEPS_PER_EPOCH == 0:
             noise = schedule.value_at(step, STEPS_PER_EPOCH)
-            row = accounting.LedgerRow.open(
-                accounting.Sampling[sampling.upper()], 150, 1000, noise_multiplier=noise
-            )
-            ledger = ledger.append(row).begin_segment()
+            kind = accounting.Sampling[sampling.upper()]
+            ledger = ledger.append(row(kind, 150, 1000, noise)).begin_segment()
         ledger = ledger.advance(1)
     return ledger
 
@@ -31,7 +29,7 @@ def ledger_of(schedule, num_steps, sampling):
 @pytest.mark.parametrize(
     ("sampling", "accountant"), [("poisson", "pld"), ("shuffle", "rdp"), ("stream", "pld")]
 )
-@pytest.mark.parametrize("num_steps", [6, 7, 8, 30])
+@pytest.mark.parametrize("num_steps", [6, 7, 30])
 @pytest.mark.parametrize(
     "schedule", [ExponentialDecay(2.3, 1.1, 13), PiecewiseConstant([1.1, 2.0, 1.1, 3.0])]
 )

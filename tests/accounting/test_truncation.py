@@ -16,6 +16,7 @@ from keras_adaclip.accounting import (
     Sampling,
     Unit,
     compute_epsilon,
+    events,
     ledger_epsilon,
     smallest_max_batch_size,
 )
@@ -43,17 +44,8 @@ def test_known_epsilons(most, expected):
     """Values of `dp_accounting` 0.6.0."""
     found = compute_epsilon(1.0, **RUN, max_batch_size=most)
     assert found == pytest.approx(expected, abs=1e-4)
-    assert ledger_epsilon([truncated(most, noise=1.0, steps=3515)], DELTA) == found
-
-
-@pytest.mark.parametrize("most", [64, 80])
-def test_epsilon_is_that_of_dp_accounting(most):
-    import dp_accounting
-
-    event = dp_accounting.TruncatedSubsampledGaussianDpEvent(1000, 0.05, most, 3.0)
-    expected = dp_accounting.pld.PLDAccountant().compose(event, 100).get_epsilon(DELTA)
-    found = ledger_epsilon([truncated(most, batch=50, examples=1000)], DELTA)
-    assert expected * (1 - 1e-9) <= found <= expected * (1 + 1e-4)
+    row = truncated(most, noise=1.0, steps=3515)
+    assert ledger_epsilon([row], DELTA) == found < ledger_epsilon([row], DELTA, "rdp") < math.inf
 
 
 def test_a_smaller_largest_batch_costs_more_and_a_large_one_nothing():
@@ -103,14 +95,6 @@ def test_divergences_are_upper_bounds(most, noise, order):
 def selected_ledger(row):
     plan = accounting.RunBounds((Ledger((row,)),))
     return plan.selected(accounting.RandomSelection(10, "geometric"))
-
-
-def test_rdp_is_an_upper_bound_of_pld():
-    for most in (320, 400, 600):
-        row = truncated(most, steps=3515)
-        by_pld, by_rdp = (ledger_epsilon([row], DELTA, each) for each in ("pld", "rdp"))
-        assert by_pld < by_rdp < math.inf
-    assert by_rdp == pytest.approx(ledger_epsilon([exact(row)], DELTA, "rdp"), rel=5e-3)
 
 
 @pytest.mark.parametrize(("batch", "most"), [(256, 400), (1000, 4096), (6000, 30_000)])
@@ -171,15 +155,13 @@ def test_the_smallest_largest_batch_of_other_runs():
     rows = [exact(truncated(noise=noise)) for noise in (4.0, 3.0, 5.0)]
     alone = dataclasses.replace(rows[1], steps=300, releases=300)
     assert smallest_max_batch_size(rows, DELTA) == smallest_max_batch_size([alone], DELTA)
-    with pytest.raises(ValueError, match="must hold a row"):
-        smallest_max_batch_size([], DELTA)
     silent = smallest_max_batch_size([exact(truncated(noise=0.0))], DELTA)
     assert stats.binom.sf(silent, 60_000, 256 / 60_000) < 1e-9
     whole = LedgerRow.open(Sampling.POISSON, 10, 10, 1.0).advance(5)
     assert smallest_max_batch_size([whole], DELTA) == 10
 
 
-def test_a_plan_with_a_largest_batch():
+def test_a_plan_with_a_largest_batch(monkeypatch):
     arguments = {**RUN, "max_batch_size": 304}
     target = compute_epsilon(3.0, **RUN)
     noise = accounting.calibrate_noise_multiplier(target, **arguments)
@@ -191,17 +173,12 @@ def test_a_plan_with_a_largest_batch():
         compute_epsilon(1.0, **RUN, max_batch_size=255)
     with pytest.raises(ValueError, match="is for sampling='poisson' only"):
         compute_epsilon(1.0, **RUN, max_batch_size=300, sampling="shuffle")
-
-
-def test_an_older_dp_accounting_is_named(monkeypatch):
-    from keras_adaclip.accounting import events
-
     monkeypatch.setattr(events, "knows_truncation", lambda: False)
     with pytest.raises(ImportError, match="pip install --upgrade dp-accounting"):
         ledger_epsilon([truncated(333)], DELTA)
 
 
 def test_coarse_grids_are_upper_bounds():
-    events = counted_events([truncated(304, steps=50)])
-    fine = composed_epsilon(events, DELTA, "pld")
-    assert fine <= composed_epsilon(events, DELTA, "pld", 8) <= 1.05 * fine
+    counted = counted_events([truncated(304, steps=50)])
+    fine = composed_epsilon(counted, DELTA, "pld")
+    assert fine <= composed_epsilon(counted, DELTA, "pld", 8) <= 1.05 * fine

@@ -85,20 +85,3 @@ def test_training_never_draws_a_canary_that_is_out_and_the_rest_as_ever():
     ratio = np.sum((present - num_draws * 0.15) ** 2) / (num_draws * 0.15 * 0.85)
     assert stats.chi2.sf(ratio, len(present)) > 1e-6
     assert stats.chi2.cdf(ratio, len(present)) > 1e-6
-
-
-@pytest.mark.parametrize(
-    ("y", "options", "error"),
-    [
-        (None, {"kind": "mislabeled"}, "need targets"),
-        (np.zeros(300), {"num_canaries": 301}, "num_canaries"),
-        (np.zeros(300), {"num_canaries": 1}, "num_canaries"),
-        (np.zeros(300), {"kind": "dirac"}, "kind='dirac'"),
-        (np.zeros(299), {}, "same number of rows"),
-    ],
-)
-def test_bad_arguments_and_a_row_that_is_a_canary_twice(y, options, error):
-    with pytest.raises(ValueError, match=error):
-        Canaries.draw(data()[0], y, **{"num_canaries": 10, **options})
-    with pytest.raises(ValueError, match="none twice, and `is_member` a bool"):
-        Canaries(*data(), [0, 0], [True, False])

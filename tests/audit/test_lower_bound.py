@@ -100,25 +100,3 @@ def test_the_audit_is_stated_beside_the_accountant(claimed, contradicts, words):
     assert audit.contradicts_accountant == contradicts
     assert "400 of 400 guesses about 400 canaries were right" in str(audit)
     assert words in str(audit)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ((0, 1, 1), "num_canaries"),
-        ((10, 11, 1), "num_guesses"),
-        ((10, 5, 6), "num_correct"),
-        ((10, 5, 5, -0.1), "delta"),
-        ((10, 5, 5, 0.0, 1.0), "confidence"),
-    ],
-)
-def test_bad_arguments_of_the_bound(arguments, error):
-    with pytest.raises(ValueError, match=error):
-        epsilon_lower_bound(*arguments)
-
-
-def test_bad_scores():
-    with pytest.raises(ValueError, match="one number and one truth value"):
-        OneRunAudit.from_scores([1.0, 2.0], [1, 0], delta=0.0)
-    with pytest.raises(ValueError, match="num_guesses"):
-        OneRunAudit.from_scores([1.0, 2.0], [True, False], delta=0.0, num_guesses=3)

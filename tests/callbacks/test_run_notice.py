@@ -44,14 +44,22 @@ WITHOUT_AMPLIFICATION = {
 
 def test_the_first_line_says_what_will_be_spent(capsys):
     model = helpers.compiled()
-    fit(X, Y, batch_size=6, model=model)
-    line = capsys.readouterr().out.splitlines()[0]
+    history = fit(X, Y, batch_size=6, model=model, target=planned(8) * (1 + 1e-9))
+    assert history.ended_early is None
+    out = capsys.readouterr().out
+    assert "ended" not in out
+    line = out.splitlines()[0]
     assert "8 steps on Poisson batches of 6 from 24 examples, noise multiplier 1." in line
     assert numbers(r"at the end: ([\d.]+) at delta 0.001\.", line) == [
         pytest.approx(planned(8), rel=0.02)
     ]
     fit(X, Y, batch_size=6, model=model, verbose=0)
     assert capsys.readouterr().out == ""
+    # Without `delta`, that of the number of examples.
+    model = helpers.compiled()
+    model.fit(X, Y, batch_size=6, callbacks=[ka.callbacks.PrivacyCallback()], verbose=2)
+    assert f"delta {24**-1.1:.3g} (24 ** -1.1)" in capsys.readouterr().out
+    fit(X, Y, batch_size=6, model=model, epochs=3, verbose=0)
     fit(X, Y, batch_size=6, model=model, epochs=1)
     line = capsys.readouterr().out.splitlines()[0]
     assert numbers(r"end: ([\d.]+) at delta 0.001, ([\d.]+) of it spent before", line) == [
@@ -83,12 +91,6 @@ def test_an_early_end_says_where_and_what_would_fit(capsys):
     noise, larger = numbers(r"noise_multiplier=([\d.]+)` or `target_epsilon=([\d.]+)", out)
     assert 0.98 * target < planned(12, noise_multiplier=noise) <= target
     assert planned(12) <= larger < 1.02 * planned(12)
-
-
-def test_a_run_that_ends_as_planned_says_nothing(capsys):
-    history = fit(X, Y, batch_size=6, target=planned(8) * (1 + 1e-9))
-    assert history.ended_early is None
-    assert "ended" not in capsys.readouterr().out
 
 
 def test_a_plan_follows_the_schedule_of_the_noise(capsys):

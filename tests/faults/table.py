@@ -297,7 +297,7 @@ soundness/test_rules_plain_gradients.py::test_apply_refuses_plain_gradients
 -         if not isinstance(grads, ClippedSum):
 +         if not isinstance(grads, (ClippedSum, list)):
 # layers that mix examples let through | examination/comparisons.py
-models/test_refusals.py::test_a_model_is_refused
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - issues.refuse(model, found)
 + pass
 # fixed-size batches accounted as if a unit were removed, not replaced | accounting/events.py
@@ -411,7 +411,7 @@ optimizers/test_ledger_state.py::test_no_sequence_of_events_loses_a_step_or_coun
 -         return self._known
 +         return Ledger(rows).merge(self._known)
 # layers of a loaded model forget its ledger | training/spending.py
-models/test_saving.py::test_layers_of_a_loaded_model_bring_its_ledger
+models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger
 -         self._put_on_account(self.variables)
 # weights that moved outside pass for trained ones | training/weights.py
 models/test_saving.py::test_weights_that_moved_outside_are_said_to_have
@@ -434,7 +434,7 @@ gradients/test_factored.py::test_norms_and_sums_are_those_of_the_gradients_thems
 - squares = self._counts * ops.sum(ops.square(self.shares), axis=2)
 + squares = ops.sum(ops.square(self.cotangents), axis=2)
 # a data set with a seed draws the same again in further training | sampling/poisson.py
-models/test_sampling_in_fit.py::test_a_seeded_data_set_made_anew_is_drawn_from_anew
+soundness/test_rules_noise_keys.py::test_every_fit_draws_other_rows
 - self._steps_before = steps_before
 + self._steps_before = 0 * steps_before
 # the model of a private search carries the cost of its own run alone | tuners/private_runs.py
@@ -617,45 +617,45 @@ gradients/test_preprocessing.py::test_layers_that_mix_images_are_refused_in_trai
 -         if isinstance(inner, MIXING_LAYERS):
 +         if False:
 # layers examined on a few rows only, not at the shapes of the steps | examination/comparisons.py
-models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - examination = Examination(model, sample, size, unit == "example", counts_rows)
 + examination = Examination(model, sample, 8, unit == "example", counts_rows)
 # layers examined with the variables of the first step only | examination/comparisons.py
-models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - for self._state in range(rows.NUM_STATES + rows.NUM_FAR_STATES):
 + for self._state in range(1):
 # what was examined taken for what is compiled later | models/private_training.py
-models/test_mixing_later.py::test_a_layer_that_changes_between_fits_is_noticed_where_it_has_an_effect
+models/test_refusals.py::test_a_layer_that_changes_between_fits_is_refused_where_the_step_is_compiled_again
 - is_compiled = self.train_function is not None or not is_new
 + is_compiled = True
 # a small derivative by another row taken for none | examination/comparisons.py
-models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - if np.any(given.digests[n][others][each])]
 + if np.any(np.abs(given.digests[n][others][each]) > 1e-5)]
 # variables that are not the model's left as they are | examination/comparisons.py
-models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - trial.use_variables([*trial.variables, *found])
 + pass
 # counters examined at small numbers only | examination/comparisons.py
-models/test_mixing_later.py::test_what_mixes_later_is_refused_by_name
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - if found or (self._state >= rows.NUM_STATES and not self._counting):
 + if found or self._state >= rows.NUM_STATES:
 # a loss of the user's own not examined beside the layers | examination/trial.py
-models/test_losses_in_fit.py::test_a_loss_that_reads_what_other_rows_left_is_refused
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - self.loss = OwnLoss.of(model) if with_loss else None
 + self.loss = None
 # state outside of Keras's variables not looked for | examination/comparisons.py
-models/test_mixing_later.py::test_state_outside_of_keras_variables_is_refused
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - if is_first and (found := self._left_behind(first, run(), held)):
 + if is_first and not run():
 # state from the data taken for state of the weights | examination/comparisons.py
-models/test_refusals.py::test_a_model_is_refused
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - if not _are_close(one, two, tolerance):
 -                 self._dependent
 + if False:
 +                 self._dependent
 # batch normalization in training mode let through where a step is traced | examination/refusals.py
-models/test_normalization_state.py::test_a_batch_normalization_whose_mode_changes_meanwhile_is_refused
+models/test_refusals.py::test_a_batch_normalization_whose_mode_changes_meanwhile_is_refused
 - if layer.trainable and training is not None and training is not False:
 + if False:
 # weights that come past a mismatch leave their ledger behind | training/saved_state.py
@@ -706,7 +706,7 @@ models/test_saving.py::test_nothing_else_is_trained_or_compiled_in_the_middle_of
 - if any(other.is_in_a_run for other in others):
 + if False:
 # the examination sees no padded sequences | examination/rows.py
-models/test_mixing_later.py::test_a_layer_that_mixes_through_masks_is_refused
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 -         if is_padded:
 +         if False:
 # norms and sums in TF32 | gradients/contributions.py
@@ -722,7 +722,7 @@ federated/test_refusals.py::test_a_loss_that_counts_padding_or_draws_is_refused
 - missing = [2, 3, *(count - num_rows for count in row_counts if count > num_rows + 3)]
 + missing = [2, 3]
 # layers may heed how many rows were drawn | models/private_training.py
-models/test_mixing_later.py::test_a_layer_that_heeds_how_many_rows_there_are_is_refused
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - counts_rows=not is_exact or len(sizes) > 1,
 + counts_rows=False,
 # what is loaded within an epoch not counted towards the target | training/base.py
@@ -783,7 +783,7 @@ optimizers/test_auto_dp_optimizer.py::test_a_spent_budget_is_refused_and_nothing
 - self.optimizer.refuse_single_steps()
 + pass
 # a plan is made for another delta | optimizers/auto_dp_optimizer.py
-optimizers/test_auto_dp_optimizer.py::test_the_delta_of_a_callback_is_that_of_the_plan
+optimizers/test_planned_delta.py::test_the_smallest_delta_of_callbacks_is_that_of_the_plan
 - used = ledger.budget_delta(asked, settings.num_examples)
 + used = ledger.budget_delta(self.delta, settings.num_examples)
 # a smaller data set has a larger delta | accounting/ledger.py
@@ -803,7 +803,7 @@ optimizers/test_planned_delta.py::test_the_promised_delta_stays_with_the_ledger
 - model.optimizer.promise(self.effective_delta)
 + pass
 # the promised delta is not saved | accounting/ledger.py
-optimizers/test_planned_delta.py::test_the_promised_delta_stays_with_the_ledger
+models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger
 - index = int(self.promised_delta < 1.0)
 + index = 0
 # an older file brings back a larger delta | accounting/ledger.py
@@ -811,7 +811,7 @@ optimizers/test_planned_delta.py::test_the_promised_delta_stays_with_the_ledger
 - promised = min(self.promised_delta, other.promised_delta)
 + promised = other.promised_delta
 # a resumed run has the delta of its own | callbacks/privacy_callback.py
-optimizers/test_planned_delta.py::test_a_resumed_run_holds_the_delta_that_was_promised_before
+optimizers/test_planned_delta.py::test_a_resumed_run_on_fewer_examples_holds_the_delta_that_was_promised_before
 - self.params["delta"] = self.effective_delta = min(delta, self.effective_delta)
 + pass
 # data that are shuffled within a pass are counted as one pass | training/training_data.py

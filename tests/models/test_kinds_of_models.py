@@ -7,23 +7,12 @@ from keras import ops
 
 import keras_adaclip as ka
 from tests.models import helpers
+from tests.models.unsafe import Unsafe
 
 X, Y = helpers.features(), helpers.labels()
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class WithTraining(ka.PrivateModel):
-    """Subclassed, with dropout that only training sees."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.hidden, self.logits = helpers.dense_layers()
-        self.dropout = keras.layers.Dropout(0.5)
-
-    def call(self, x, training=None):
-        return self.logits(self.dropout(self.hidden(x), training=training))
-
-
 class WithOwnWeightsAndNoise(ka.PrivateModel):
     """Owns a weight itself and draws its own random numbers in training."""
 
@@ -42,27 +31,6 @@ class WithOwnWeightsAndNoise(ka.PrivateModel):
         return self.logits(x * self.scale)
 
 
-def unbuilt():
-    return ka.PrivateSequential(helpers.dense_layers())
-
-
-@pytest.mark.parametrize(
-    "build", [helpers.dense_model, unbuilt, WithTraining, WithOwnWeightsAndNoise]
-)
-def test_trains_and_counts(build):
-    model = helpers.compiled(build(), metrics=["accuracy"])
-    assert isinstance(model, ka.PrivateModel)
-    history = helpers.quiet_fit(model, X, Y, batch_size=6, epochs=2, validation_data=(X, Y))
-    assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
-    assert all(np.isfinite(values).all() for values in history.values())
-    spent = model.privacy_spent(1e-3)
-    assert (spent.steps, spent.sampling) == (8, "poisson")
-    assert int(model.optimizer.iterations) == 8
-    assert spent.epsilon == pytest.approx(
-        ka.accounting.compute_epsilon(1.0, len(X), 6, steps=8, delta=1e-3), rel=1e-6
-    )
-
-
 @keras.saving.register_keras_serializable(package="tests")
 class Wrapped(ka.PrivateModel):
     """A functional model made inside its own constructor."""
@@ -77,21 +45,29 @@ class Wrapped(ka.PrivateModel):
         return {"width": self.width, "name": self.name}
 
 
-def test_subclassed_and_functional_models_beside_each_other_are_saved_and_loaded(tmp_path):
+def test_models_of_all_kinds_beside_each_other_are_trained_counted_saved_and_loaded(tmp_path):
     """Keras makes a class that is called as a functional model into a functional one."""
-    models = [WithTraining(), helpers.dense_model(), Wrapped(), WithTraining()]
+    unbuilt = ka.PrivateSequential(helpers.dense_layers())
+    own = WithOwnWeightsAndNoise
+    models = [own(), helpers.dense_model(), unbuilt, Wrapped(), own()]
     assert not isinstance(helpers.dense_model(keras.Model), ka.PrivateModel)
-    assert not isinstance(models[1], WithTraining)
+    assert not isinstance(models[1], own)
     for model in models:
-        helpers.quiet_fit(helpers.compiled(model), X, Y, batch_size=6, steps_per_epoch=1)
+        helpers.compiled(model, metrics=["accuracy"])
+        history = helpers.quiet_fit(model, X, Y, batch_size=6, validation_data=(X, Y))
+        assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+        assert all(np.isfinite(values).all() for values in history.values())
         model.save(tmp_path / "model.keras")
         loaded = keras.models.load_model(tmp_path / "model.keras")
         assert type(loaded) is type(model)
-        np.testing.assert_allclose(
-            loaded.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5
-        )
-        helpers.quiet_fit(loaded, X, Y, batch_size=6, steps_per_epoch=1)
-        assert loaded.privacy_spent(1e-3).steps == 2
+        found, expected = (each.predict(X, verbose=0) for each in (loaded, model))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        helpers.quiet_fit(loaded, X, Y, batch_size=6)
+        spent = loaded.privacy_spent(1e-3)
+        assert (spent.steps, spent.sampling) == (8, "poisson")
+        assert int(loaded.optimizer.iterations) == 8
+    planned = ka.accounting.compute_epsilon(1.0, len(X), 6, steps=8, delta=1e-3)
+    assert spent.epsilon == pytest.approx(planned, rel=1e-6)
 
 
 class WithSpareLayers(keras.layers.Layer):
@@ -170,3 +146,66 @@ def test_what_own_metrics_return_is_reported_or_refused_where_it_would_be_lost(m
         with pytest.raises(ValueError, match=r"compute_metrics.*'own'.*microbatch_size"):
             helpers.quiet_fit(model, X, Y, **options)
         helpers.assert_same_weights(model, before)
+
+
+# Normalization by statistics that training leaves alone, or that the weights alone decide
+
+
+class WithExtractor(ka.PrivateModel):
+    """A head on a feature extractor that is called for inference."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.head = base, keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.head(self.base(x, training=False))
+
+
+@pytest.mark.parametrize(("how", "run_eagerly"), [("attribute", True), ("base", False)])
+def test_a_batch_normalization_that_is_called_for_inference_is_accepted(how, run_eagerly):
+    norm = keras.layers.BatchNormalization(name="norm")
+    if how == "attribute":
+        norm.build((None, 4))
+        layer = Unsafe(lambda self, x, training: self.norm(x, training=False), norm=lambda: norm)
+        model = helpers.model_with(layer)
+    else:
+        base = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), norm])
+        model = WithExtractor(base)
+    helpers.compiled(model, run_eagerly=run_eagerly)
+    before = helpers.weights_of(norm)
+    helpers.quiet_fit(model, X, Y, batch_size=6, epochs=2)
+    after = norm.get_weights()
+    np.testing.assert_array_equal(after[2], before[2])  # the moving mean
+    assert np.abs(after[0] - before[0]).max() > 0  # gamma is trained
+
+
+@pytest.mark.parametrize(
+    ("cls", "microbatch_size"), [(ka.PrivateModel, 2), (ka.FederatedModel, None)]
+)
+def test_spectral_normalization_is_trained(cls, microbatch_size):
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4, activation="tanh"))
+    model = helpers.model_with(layer, cls=cls)
+    # Small steps, which one power iteration each keeps up with.
+    sgd = keras.optimizers.SGD(0.02)
+    helpers.compiled(model, 0.1, optimizer=sgd, seed=1, microbatch_size=microbatch_size)
+    before = np.array(ops.convert_to_numpy(layer.vector_u.value))
+    if cls is ka.PrivateModel:
+        helpers.quiet_fit(model, X, Y, batch_size=6, epochs=20)
+    else:
+        clients = ka.federated.ClientData.from_arrays(X, Y, np.arange(len(X)) % 6)
+        model.fit(clients, cohort_size=2, epochs=8, verbose=0)
+    kernel = ops.convert_to_numpy(layer.layer.kernel.value)
+    np.testing.assert_allclose(np.linalg.svd(kernel)[1][0], 1.0, atol=0.05)
+    assert np.abs(ops.convert_to_numpy(layer.vector_u.value) - before).max() > 1e-3
+
+
+def test_spectral_normalization_does_not_depend_on_the_data():
+    def state_after(x):
+        keras.utils.set_random_seed(1)
+        layer = keras.layers.SpectralNormalization(keras.layers.Dense(4))
+        model = helpers.compiled(helpers.model_with(layer), optimizer=keras.optimizers.SGD(0.0))
+        helpers.quiet_fit(model, x, Y, batch_size=6)
+        return [ops.convert_to_numpy(each.value) for each in (layer.vector_u, layer.kernel)]
+
+    np.testing.assert_equal(state_after(X), state_after(X[::-1] * 3))

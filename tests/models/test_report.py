@@ -1,7 +1,6 @@
 """A model's report: from `fit`, through a file, and by the command line."""
 
 import io
-import json
 import re
 import shutil
 import zipfile
@@ -22,10 +21,14 @@ from keras_adaclip.accounting import (
     read_ledger,
 )
 from keras_adaclip.accounting.saved_ledger import read_saved_privacy
+from tests.models import helpers
 
 DELTA = 1e-3
-LEDGER = "ledger_in_files/vars"
+LEDGER, ROWS = "ledger_in_files/vars", "ledger_in_files/vars/privacy_ledger"
 ROW = LedgerRow.open(Sampling.POISSON, 25, 100, noise_multiplier=1.0).advance(5)
+
+
+_quick_groups = pytest.fixture(autouse=True)(helpers.quick_groups)
 
 
 @pytest.fixture(scope="module")
@@ -48,96 +51,40 @@ def saved(model, tmp_path_factory):
     return path
 
 
-def test_the_report_of_a_model(model):
-    report = model.privacy_report(DELTA, group_sizes=())
-    assert report.epsilon_pld == model.privacy_spent(DELTA).epsilon
-    assert report.epsilon_rdp == model.privacy_spent(DELTA, "rdp").epsilon
-    assert report.steps == 4
-    assert report.versions["backend"] == keras.backend.backend()
-    assert "QuantileClipping: noise multiplier z = 2, of the sum z_D = " in report.clipping
-    assert "private statistic" in report.clipping
-    assert "from the operating system" in report.seeds
-
-
-def test_after_loading(model, saved):
-    loaded = keras.models.load_model(saved)
-    expected = model.privacy_report(DELTA, group_sizes=())
-    assert loaded.privacy_report(DELTA, group_sizes=()) == expected
-    bare = keras.models.load_model(saved, compile=False)
-    report = bare.privacy_report(DELTA, group_sizes=())
-    assert report.epsilon_pld == expected.epsilon_pld
-    assert "without its optimizer" in report.clipping
-
-
-def test_the_best_of_a_random_number_of_runs(model, saved, capsys):
+def test_model_file_weights_and_command_have_one_report(model, saved, tmp_path, capsys):
     selection = RandomSelection(10, "logarithmic")
-    report = model.privacy_report(DELTA, group_sizes=(), selection=selection)
-    expected = selection.epsilon(model.privacy_ledger, DELTA)
-    assert report.epsilon_with_selection == expected > report.epsilon_rdp
-    options = ["--delta", f"{DELTA}", "--format", "json"]
-    trials = ["--mean-trials", "10", "--distribution", "logarithmic"]
-    assert main(["report", str(saved), *options, *trials]) == 0
-    assert json.loads(capsys.readouterr().out)["epsilon_with_selection"] == expected
-
-
-def test_the_callback_writes_it_when_training_ends(tmp_path):
-    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
-    optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=5.0, seed=42)
-    model.compile(optimizer, loss="mse")
-    x = np.ones((40, 3), "float32")
-    endings = (".html", ".json", ".md", ".txt")
-    paths = [tmp_path / "new" / f"report{ending}" for ending in endings]
-    callbacks = [
-        ka.callbacks.PrivacyCallback(DELTA, report_path=path, data_description="all ones")
-        for path in paths
-    ]
-    model.fit(x, x[:, :1], batch_size=20, verbose=0, callbacks=callbacks)
-    report = model.privacy_report(DELTA, data_description="all ones")
-    texts = [report.to_html(), report.to_json(), report.to_markdown(), report.to_text()]
-    for path, expected in zip(paths, texts, strict=True):
-        found = path.read_text(encoding="utf-8")
-        assert "all ones" in found
-        assert without_date(found) == without_date(expected)
-
-
-def without_date(text):
-    return re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d", "", text)
-
-
-def test_no_seed_is_in_a_report_or_a_file_of_weights(tmp_path):
-    """Who knows the seed can subtract the noise."""
-    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=5.0, seed=8_675_309), "mse")
-    x = np.ones((40, 3), "float32")
-    model.fit(x, x[:, :1], batch_size=20, verbose=0)
-    report = model.privacy_report(DELTA, group_sizes=())
-    assert "from a seed of the user" in report.seeds
-    model.save_weights(tmp_path / "model.weights.h5")
-    weights = (tmp_path / "model.weights.h5").read_bytes()
-    for content in (report.to_json(), weights.decode("latin-1")):
-        assert "8675309" not in content
-    read = PrivacyReport.from_file(tmp_path / "model.weights.h5", DELTA, group_sizes=())
-    assert read.seeds == report.seeds
-
-
-def test_the_ledger_in_a_file(model, saved, tmp_path, capsys):
-    assert read_ledger(saved) == model.privacy_ledger
-    model.save_weights(tmp_path / "model.weights.h5")
-    assert read_ledger(tmp_path / "model.weights.h5") == model.privacy_ledger
-    assert main(["report", str(saved), "--delta", str(DELTA), "--format", "json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["epsilon_pld"] == model.privacy_spent(DELTA).epsilon
-    assert shown["steps"] == 4
-    assert main(["report", str(saved), "--delta", str(DELTA)]) == 0
-    assert capsys.readouterr().out.startswith("Privacy report\nepsilon ")
-
-
-def test_the_report_of_a_file_is_as_complete_as_the_models(model, saved, tmp_path, capsys):
-    expected = model.privacy_report(DELTA, data_description="all ones", model_file=saved)
-    assert "those that private training left" in expected.weights
+    stated = {"group_sizes": (), "data_description": "all ones"}
+    expected = model.privacy_report(DELTA, model_file=saved, selection=selection, **stated)
+    assert expected.epsilon_pld == model.privacy_spent(DELTA).epsilon
+    assert expected.epsilon_rdp == model.privacy_spent(DELTA, "rdp").epsilon
+    assert expected.epsilon_with_selection == selection.epsilon(model.privacy_ledger, DELTA)
+    assert expected.steps == 4
+    assert expected.versions["backend"] == keras.backend.backend()
     assert expected.versions[keras.backend.backend()]
-    assert PrivacyReport.from_file(saved, DELTA, data_description="all ones") == expected
+    assert "QuantileClipping: noise multiplier z = 2, of the sum z_D = " in expected.clipping
+    assert "private statistic" in expected.clipping
+    assert "from the operating system" in expected.seeds
+    assert "those that private training left" in expected.weights
+    assert PrivacyReport.from_file(saved, DELTA, selection=selection, **stated) == expected
+    loaded = keras.models.load_model(saved)
+    found = loaded.privacy_report(DELTA, model_file=saved, selection=selection, **stated)
+    assert found == expected
+    bare = keras.models.load_model(saved, compile=False).privacy_report(DELTA, **stated)
+    assert bare.epsilon_pld == expected.epsilon_pld
+    assert "without its optimizer" in bare.clipping
+    model.save_weights(tmp_path / "model.weights.h5")
+    for path in (saved, tmp_path / "model.weights.h5"):
+        assert read_ledger(path) == model.privacy_ledger
+
+
+def test_the_command_prints_or_writes_the_report_of_a_file(model, saved, tmp_path, capsys):
+    selection = RandomSelection(10, "logarithmic")
+    stated = {"data_description": "all ones", "model_file": saved, "selection": selection}
+    expected = model.privacy_report(DELTA, **stated)
     words = ["report", str(saved), "--delta", str(DELTA), "--data-description", "all ones"]
+    words += ["--mean-trials", "10", "--distribution", "logarithmic"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("Privacy report\nepsilon, one run ")
     assert main([*words, "--format", "html"]) == 0
     printed = capsys.readouterr().out
     assert without_date(printed) == without_date(expected.to_html())
@@ -154,6 +101,40 @@ def test_the_report_of_a_file_is_as_complete_as_the_models(model, saved, tmp_pat
         assert message in capsys.readouterr().err
 
 
+def one_step_model(**options):
+    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(3)])
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=5.0, **options), loss="mse")
+    x = np.ones((40, 3), "float32")
+    return model, lambda **options: model.fit(x, x, batch_size=20, verbose=0, **options)
+
+
+def test_the_callback_writes_the_report_when_training_ends(tmp_path):
+    model, fit = one_step_model(seed=42)
+    path = tmp_path / "new" / "report.html"
+    stated = {"data_description": "all ones"}
+    fit(callbacks=[ka.callbacks.PrivacyCallback(DELTA, report_path=path, **stated)])
+    expected = model.privacy_report(DELTA, **stated).to_html()
+    assert without_date(path.read_text(encoding="utf-8")) == without_date(expected)
+
+
+def without_date(text):
+    return re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d", "", text)
+
+
+def test_no_seed_is_in_a_report_or_a_file_of_weights(tmp_path):
+    """Who knows the seed can subtract the noise."""
+    model, fit = one_step_model(seed=8_675_309)
+    fit()
+    report = model.privacy_report(DELTA, group_sizes=())
+    assert "from a seed of the user" in report.seeds
+    model.save_weights(tmp_path / "model.weights.h5")
+    weights = (tmp_path / "model.weights.h5").read_bytes()
+    for content in (report.to_json(), weights.decode("latin-1")):
+        assert "8675309" not in content
+    read = PrivacyReport.from_file(tmp_path / "model.weights.h5", DELTA, group_sizes=())
+    assert read.seeds == report.seeds
+
+
 def changed(path, change):
     """A copy of a `.weights.h5` file after `change(file)`."""
     copy = shutil.copy(path, path.with_name("changed.weights.h5"))
@@ -166,25 +147,24 @@ def test_changed_weights_and_lost_facts_of_a_file_are_told(model, tmp_path):
     path = tmp_path / "model.weights.h5"
     model.save_weights(path)
 
-    def weights_of(change):
+    def weights_of(place, value):
+        def change(file):
+            file[place][0] = value
+
         return read_saved_privacy(changed(path, change)).weights
 
-    def move(file):
-        file["layers/dense/vars/0"][0, 0] += 1.0
-
-    def mark(value):
-        def change(file):
-            file[f"{LEDGER}/privacy_weights_digests"][0] = value
-
-        return change
-
-    assert weights_of(lambda file: None) == model.privacy_report(DELTA, ()).weights
-    assert "NOT those" in weights_of(move)
-    assert "NOT those" in weights_of(mark(0))
-    assert "not known whether" in weights_of(mark(255))
+    digests = f"{LEDGER}/privacy_weights_digests"
+    report = model.privacy_report(DELTA, ())
+    assert read_saved_privacy(path).weights == report.weights
+    for place, value, words in (
+        ("layers/dense/vars/0", 9.0, "NOT those"),
+        (digests, 0, "NOT those"),
+        (digests, 255, "not known whether"),
+    ):
+        assert words in weights_of(place, value)
     for name in ("privacy_facts", "privacy_weights_digests"):
         with pytest.raises(ValueError, match="only a part of one"):
-            weights_of(lambda file, name=name: file.pop(f"{LEDGER}/{name}"))
+            read_saved_privacy(changed(path, lambda file, name=name: file.pop(f"{LEDGER}/{name}")))
 
 
 def test_a_former_value_that_stands_elsewhere_in_a_file_hides_no_change(tmp_path):
@@ -250,47 +230,35 @@ def with_weights(change):
     return write
 
 
-def with_row(**columns):
-    """A file whose row is changed in some columns."""
-    names = ("kind", "batch", "examples", "most", "noise", "first", "second")
-    names += ("steps_per_release", "steps", "releases", "free_steps")
-    row = dict(zip(names, ROW.to_integers().tolist(), strict=True)) | columns
-
+def with_rows(rows, facts=None):
     def change(file):
-        file[f"{LEDGER}/privacy_ledger"] = np.asarray([[*row.values()]])
+        file[ROWS] = rows
+        if facts is not None:
+            file[f"{LEDGER}/privacy_facts"] = np.asarray(facts, "uint8")
 
     return with_weights(change)
 
 
-def with_facts(numbers):
-    def change(file):
-        file[f"{LEDGER}/privacy_ledger"] = Ledger((ROW,)).to_array()
-        file[f"{LEDGER}/privacy_facts"] = np.asarray(numbers, "uint8")
-
-    return with_weights(change)
-
-
-@with_weights
-def with_link(file):
-    file[f"{LEDGER}/privacy_ledger"] = h5py.ExternalLink("/etc/elsewhere.h5", "rows")
+def with_row(place, value):
+    """A file whose row is changed in one column."""
+    row = [*ROW.to_integers().tolist(), 0]
+    row[place] = value
+    return with_rows(np.asarray([row[: max(11, place + 1)]]))
 
 
-@with_weights
 def with_virtual_data(file):
     layout = h5py.VirtualLayout(shape=(1, 11), dtype="int32")
     layout[:] = h5py.VirtualSource("/etc/elsewhere.h5", "rows", shape=(1, 11))
-    file.create_virtual_dataset(f"{LEDGER}/privacy_ledger", layout)
-
-
-@with_weights
-def with_large_chunk(file):
-    options = {"maxshape": (None, 11), "chunks": (1 << 20, 11), "compression": "gzip"}
-    file.create_dataset(f"{LEDGER}/privacy_ledger", (1, 11), dtype="int64", **options)
+    file.create_virtual_dataset(ROWS, layout)
 
 
 def with_compressed_zeros(path):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model.weights.h5", bytes(1 << 20))
+
+
+def with_shape(*shape, **options):
+    return with_weights(lambda file: file.create_dataset(ROWS, *shape, **options))
 
 
 def test_one_large_value_that_a_small_file_repeats_is_not_read(model, tmp_path, monkeypatch):
@@ -313,26 +281,24 @@ def test_one_large_value_that_a_small_file_repeats_is_not_read(model, tmp_path, 
     assert "/texts" not in read
 
 
-def with_shape(*options):
-    return with_weights(lambda file: file.create_dataset(f"{LEDGER}/privacy_ledger", *options))
-
-
+TABLE = Ledger((ROW,)).to_array()
+CHUNKS = {"maxshape": (None, 11), "chunks": (1 << 20, 11), "compression": "gzip"}
 FILES = {
     "missing": (lambda path: None, r"model\.keras"),
     "of another kind": (lambda path: path.write_text("no zip, no HDF5"), r"Not a `\.keras`"),
     "without weights": (lambda path: zipfile.ZipFile(path, "w").close(), "no privacy ledger"),
     "empty": (with_weights(lambda file: None), "no privacy ledger"),
-    "link": (with_link, "no privacy ledger"),
-    "virtual": (with_virtual_data, "no privacy ledger"),
-    "large chunk": (with_large_chunk, "not in chunks"),
+    "link": (with_rows(h5py.ExternalLink("/etc/elsewhere.h5", "rows")), "no privacy ledger"),
+    "virtual": (with_weights(with_virtual_data), "no privacy ledger"),
+    "large chunk": (with_shape((1, 11), "int64", **CHUNKS), "not in chunks"),
     "compressed": (with_compressed_zeros, "must not be compressed"),
     "huge": (with_shape((10**9, 11), "int32"), "damaged.*Received: 11000000000 values"),
     "text": (with_shape((2, 11), "S3"), "values of type"),
-    "batch": (with_row(batch=256), "must not exceed"),
-    "noise": (with_row(noise=int(np.float32(-1.0).view(np.int32))), "not be negative"),
-    "facts": (with_facts([0xFF]), "must be the facts of a model"),
-    "other facts": (with_facts(list(b'{"versions": {}}')), "must be the facts of a model"),
-    "shape": (with_row(further=1), "must have the shape"),
+    "batch": (with_row(1, 256), "must not exceed"),
+    "noise": (with_row(4, int(np.float32(-1.0).view(np.int32))), "not be negative"),
+    "facts": (with_rows(TABLE, [0xFF]), "must be the facts of a model"),
+    "other facts": (with_rows(TABLE, list(b'{"versions": {}}')), "must be the facts of a model"),
+    "shape": (with_row(11, 1), "must have the shape"),
 }
 
 
@@ -377,9 +343,9 @@ def test_summary_has_a_line_on_privacy(model, saved, capsys, caplog):
     assert (capsys.readouterr().out, caplog.messages[-1]) == ("", line_of(new))
 
 
-def test_summary_of_a_noise_schedule_is_short():
-    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(3)])
+def test_the_summary_of_a_noise_schedule_is_short():
     noise = ka.schedules.LinearDecay(2.0, total_steps=9)
+    model = ka.PrivateSequential([keras.Input((3,)), keras.layers.Dense(3)])
     model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=noise), loss="mse")
     x = np.ones((4, 3), "float32")
     model.fit(x, x, batch_size=4, epochs=5, verbose=0)

@@ -61,23 +61,43 @@ def only_row(model):
     return row
 
 
-@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize(
+    ("kind", "sampling", "releases"),
+    [
+        *((kind, "stream", 8) for kind in FOREIGN),
+        ("arrays", "poisson", 8),
+        ("arrays", "shuffle", 2),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
-def test_foreign_data_are_one_release_a_step_or_a_pass(kind):
-    make, options = FOREIGN[kind]
+def test_the_ledger_says_how_examples_were_sampled(kind, sampling, releases):
+    if kind == "arrays":
+        data, options = (X, Y), {"batch_size": 6, "sampling": sampling}
+    else:
+        make, options = FOREIGN[kind]
+        data = (make(),)
     model = helpers.compiled(metrics=["accuracy"])
     callback = ka.callbacks.PrivacyCallback(DELTA)
-    history = helpers.quiet_fit(model, make(), epochs=2, callbacks=[callback], **options)
+    history = helpers.quiet_fit(model, *data, epochs=2, callbacks=[callback], **options)
     row, spent = only_row(model), model.privacy_spent(DELTA)
-    assert (row.steps, row.releases, row.num_examples, row.expected_batch_size) == (8, 8, 24, 6)
-    assert (spent.sampling, spent.neighboring_relation) == ("stream", "zero_out")
-    assert history["epsilon"] == pytest.approx([in_stream(4), in_stream(8)], rel=1e-6)
-    if kind != "generator":
-        model = helpers.compiled()
-        helpers.quiet_fit(model, make(), epochs=2, once_per_pass=True, **options)
-        assert (only_row(model).steps, only_row(model).releases) == (8, 2)
-        # The user's word is in the statement.
-        assert "the user says" in str(model.privacy_spent(DELTA))
+    assert row.sampling is ka.accounting.Sampling[sampling.upper()]
+    assert (row.steps, row.releases) == (8, releases)
+    assert (row.num_examples, row.expected_batch_size) == (24, 6)
+    relation = "add_or_remove_one" if sampling == "poisson" else "zero_out"
+    assert (spent.sampling, spent.neighboring_relation) == (sampling, relation)
+    plan = {"delta": DELTA, "sampling": sampling}
+    expected = [ka.accounting.compute_epsilon(1.0, 24, 6, steps=n, **plan) for n in (4, 8)]
+    assert history["epsilon"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FOREIGN if kind != "generator"])
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+def test_the_word_of_a_user_makes_a_pass_one_release(kind):
+    make, options = FOREIGN[kind]
+    model = helpers.compiled()
+    helpers.quiet_fit(model, make(), epochs=2, once_per_pass=True, **options)
+    assert (only_row(model).steps, only_row(model).releases) == (8, 2)
+    assert "the user says" in str(model.privacy_spent(DELTA))
 
 
 @pytest.mark.parametrize(
@@ -115,34 +135,6 @@ def test_train_on_batch_is_one_release():
     assert model.privacy_spent(DELTA).sampling == "poisson + stream"
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3, 7])
-def test_every_step_has_a_draw_of_its_own(steps_per_execution, monkeypatch):
-    if BACKEND == "torch" and steps_per_execution > 1:
-        pytest.skip("Keras for PyTorch has no such executions")
-    dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=5, seed=1)
-    drawn, draw = [], dataset.draw
-    monkeypatch.setattr(dataset, "draw", lambda: drawn.append(None) or draw())
-    model = helpers.compiled(steps_per_execution=steps_per_execution)
-    for epochs in (2, 3):
-        helpers.quiet_fit(model, dataset, epochs=epochs, initial_epoch=epochs - 2)
-    steps = int(model.optimizer.iterations)
-    assert steps == only_row(model).steps == 20
-    if BACKEND == "tensorflow":
-        # So that a run with a seed can be repeated there, however fast batches are prepared.
-        assert len(drawn) == steps
-    else:
-        assert len(drawn) >= steps
-
-
-@pytest.mark.parametrize(("sampling", "steps_per_release"), [("poisson", 1), ("shuffle", 4)])
-def test_the_ledger_says_how_examples_were_sampled(sampling, steps_per_release):
-    model = helpers.compiled()
-    helpers.quiet_fit(model, X, Y, batch_size=6, epochs=1, sampling=sampling)
-    row = only_row(model)
-    assert row.sampling is ka.accounting.Sampling[sampling.upper()]
-    assert (row.steps, row.steps_per_release) == (4, steps_per_release)
-
-
 def test_seeds_of_noise_and_draws_are_remembered():
     data = {"expected_batch_size": 6}
     model = helpers.compiled()
@@ -161,24 +153,6 @@ def test_seeds_of_noise_and_draws_are_remembered():
     assert twin.used_seeds == {3, 7}
 
 
-def test_a_seeded_data_set_made_anew_is_drawn_from_anew():
-    """The ledger counts draws that are independent of each other."""
-    drawn = []
-
-    def fit(model):
-        dataset = ka.sampling.PoissonDataset(X, Y, expected_batch_size=5, seed=1)
-        draw, of_run = dataset.draw, []
-        dataset.draw = lambda: of_run.append(draw()) or of_run[-1]
-        helpers.quiet_fit(model, dataset)
-        drawn.append([tuple(rows) for rows in of_run[:5]])
-
-    model = helpers.compiled()
-    fit(model)
-    fit(model)
-    fit(helpers.compiled())
-    assert drawn[1] != drawn[0] == drawn[2]
-
-
 def test_a_process_that_was_forked_off_draws_other_examples(monkeypatch):
     datasets = [ka.sampling.PoissonDataset(X, Y, expected_batch_size=5, seed=1) for _ in range(2)]
     ours = [tuple(datasets[0].draw()) for _ in range(6)]
@@ -186,3 +160,41 @@ def test_a_process_that_was_forked_off_draws_other_examples(monkeypatch):
     assert [tuple(datasets[1].draw()) for _ in range(6)] != ours
     datasets[1].begin_run(0)
     assert len(datasets[1].draw()) <= len(X)
+
+
+# Tensors, lists and frames, which are the same as arrays
+
+
+def as_pandas(values):
+    pandas = pytest.importorskip("pandas")
+    # Rows count, whatever the index says. Booleans beside floats make columns of objects.
+    index = np.arange(len(values))[::-1] + 5
+    if values.ndim == 1:
+        return pandas.Series(values, index)
+    return pandas.DataFrame(values, index).assign(last=values[:, -1] > 0).drop(columns=3)
+
+
+@pytest.mark.parametrize("convert", [keras.ops.convert_to_tensor, np.ndarray.tolist, as_pandas])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_tensors_lists_and_frames_are_arrays_whose_last_rows_may_validate(convert, sampling):
+    arrays, found = (np.where(np.arange(4) == 3, X > 0, X).astype("float32"), Y), []
+    for x, y in (arrays, map(convert, arrays)):
+        keras.utils.set_random_seed(0)
+        model = helpers.compiled(noise_multiplier=0.0, seed=3)
+        options = {"batch_size": 6, "validation_split": 0.25, "sampling": sampling}
+        history = helpers.quiet_fit(model, x, y, epochs=2, shuffle=False, **options)
+        row = next(row for row in model.privacy_ledger if row.steps)
+        assert (row.num_examples, row.expected_batch_size, row.steps) == (18, 6, 6)
+        evaluated = model.evaluate(x, y, verbose=0), model.predict(x, verbose=0).sum()
+        found.append(np.concatenate([history["val_loss"], np.ravel(evaluated)]))
+        last = model.evaluate(*(part[18:] for part in arrays), verbose=0)
+        assert history["val_loss"][-1] == pytest.approx(last, rel=1e-5)
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+def test_columns_that_hold_no_numbers_are_named():
+    pandas = pytest.importorskip("pandas")
+    kinds = {"site": list("abcdef" * 4), "day": pandas.date_range("2026-01-01", periods=24)}
+    frame = pandas.DataFrame(X).assign(**kinds)
+    with pytest.raises(TypeError, match=r"2 of 6 columns without numbers.* 'site', 'day'"):
+        helpers.compiled().fit(frame, Y)

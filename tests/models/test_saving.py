@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.accounting import read_ledger
+from keras_adaclip.accounting import (
+    Ledger,
+    LedgerRow,
+    RandomSelection,
+    RunBounds,
+    Sampling,
+    read_ledger,
+)
 from tests.models import helpers
 
 X, Y = helpers.features(), helpers.labels()
@@ -38,29 +45,28 @@ def trained(model=None, steps=3, **options):
 
 
 def brought_back(model, how, folder, **options):
-    """The model, out of a file or a state tree."""
+    """The model, out of a file, a state tree or a copy."""
+    if how == "pickle":
+        return pickle.loads(pickle.dumps(model))
+    if how == "copy":
+        return copy.deepcopy(model)
+    other = helpers.dense_model()
+    if how in ("weights", "optimizer variables"):
+        helpers.compiled(other, **{"clipping": model.optimizer.clipping, **options})
     if how == "state tree":
-        other = helpers.dense_model()
         other.set_state_tree(model.get_state_tree())
-        return other
-    if "weights" in how:
+    elif how == "optimizer variables":
+        tree = model.get_state_tree("numpy_array")
+        other.set_state_tree({"optimizer_variables": tree["optimizer_variables"]})
+    elif "weights" in how:
         shards = {"max_shard_size": 1.5e-5} if "shards" in how else {}
         path = folder / f"run.weights.{'json' if shards else 'h5'}"
         model.save_weights(path, **shards)
-        other = helpers.dense_model()
-        if how == "weights":
-            helpers.compiled(other, **options)
         other.load_weights(path)
-        return other
-    model.save(folder / "model.keras")
-    return keras.models.load_model(folder / "model.keras", compile=how == "compiled")
-
-
-def test_a_threshold_that_never_moves_is_the_compiled_one(tmp_path):
-    model = trained(helpers.compiled(clipping=1.0))
-    other = trained(brought_back(model, "weights", tmp_path, clipping=0.1), 1)
-    assert other.optimizer.clip_norm == pytest.approx(0.1)
-    assert epsilon(other) == pytest.approx(expected_epsilon(4), rel=1e-6)
+    else:
+        model.save(folder / "model.keras")
+        return keras.models.load_model(folder / "model.keras", compile=how == "compiled")
+    return other
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -87,10 +93,8 @@ STRATEGIES = {
 def test_every_strategy_comes_back_as_it_was(name, tmp_path):
     """State, config and read-outs; training goes on from there."""
     model = trained(helpers.compiled(clipping=STRATEGIES[name]()))
-    if name in ("mean", "adaclip"):
-        loaded = brought_back(model, "weights", tmp_path, clipping=STRATEGIES[name]())
-    else:
-        loaded = brought_back(model, "compiled", tmp_path)
+    how = "weights" if name in ("mean", "adaclip") else "compiled"
+    loaded = brought_back(model, how, tmp_path, clipping=STRATEGIES[name]())
     helpers.assert_same_weights(loaded, model.get_weights())
     optimizer, other = model.optimizer, loaded.optimizer
     assert int(other.iterations) == 3
@@ -104,6 +108,18 @@ def test_every_strategy_comes_back_as_it_was(name, tmp_path):
     assert epsilon(loaded) == epsilon(model)
     trained(loaded, 2)
     assert epsilon(loaded) == pytest.approx(expected_epsilon(5), rel=1e-6)
+
+
+@pytest.mark.parametrize("how", ["compiled", "weights", "pickle", "copy"])
+def test_a_model_that_was_never_fitted_can_be_saved_and_copied(how, tmp_path):
+    model = helpers.compiled()
+    other = brought_back(model, how, tmp_path, clipping=0.1)
+    helpers.assert_same_weights(other, helpers.weights_of(model))
+    assert other.privacy_ledger.steps == 0
+    trained(other)
+    # A threshold that never moves is the compiled one.
+    assert other.optimizer.clip_norm == pytest.approx(0.1 if how == "weights" else 1.0)
+    assert epsilon(other) == pytest.approx(expected_epsilon(3), rel=1e-6)
 
 
 def test_loaded_without_compiling(tmp_path):
@@ -130,85 +146,46 @@ def test_a_layer_is_frozen_and_thawed_by_compiling_again():
     assert epsilon(model) > expected_epsilon(5)
 
 
-def loaded_from(*paths):
-    model = quantile_model()
-    model.optimizer.build(model.trainable_variables)
-    for path in paths:
-        model.load_weights(path)
-    return model
-
-
-def test_checkpoints_that_go_on_from_another_hold_it_once(tmp_path):
-    first, copy, second, third, branch = (tmp_path / f"{each}.weights.h5" for each in range(5))
-    trained().save_weights(first)
-    loaded_from(first).save_weights(copy)
-    trained(loaded_from(first), 2).save_weights(second)
-    trained(loaded_from(second), 1).save_weights(third)
-    trained(loaded_from(first), 2).save_weights(branch)
-    pairs = (copy, first), (second, first), (copy, second), (second, third), (third, first)
-    for paths, steps in zip(pairs, (3, 5, 5, 6, 6), strict=True):
-        assert loaded_from(*paths).privacy_spent(DELTA).steps == steps, paths
-    # Two that went separate ways; what both began with may count twice, but nothing is left out.
-    assert loaded_from(second, branch).privacy_spent(DELTA).steps >= 7
-    model = trained(loaded_from(first), 4)
-    for path in (second, branch):
-        before = model.privacy_spent(DELTA).steps
-        model.load_weights(path)
-        assert model.privacy_spent(DELTA).steps >= before + 2
-
-
-def test_the_budget_of_a_resumed_run_holds_what_was_spent(tmp_path):
-    def fit(model, steps):
-        target = expected_epsilon(steps) * (1 + 1e-9)
-        stop = ka.callbacks.PrivacyCallback(DELTA, target_epsilon=target)
-        callbacks = [stop, keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)]
-        helpers.quiet_fit(model, X, Y, batch_size=6, epochs=9, callbacks=callbacks)
-        return model.privacy_spent(DELTA).steps
-
-    assert fit(quantile_model(), 8) == 8
-    assert fit(quantile_model(), 11) == 11
-    with pytest.raises(ValueError, match="past the target"):
-        fit(quantile_model(), 8)
-
-
-# A model that was never trained
-
-
-def test_a_model_that_was_never_fitted_can_be_saved_and_copied(tmp_path):
-    model = quantile_model()
-    copies = [
-        brought_back(model, "compiled", tmp_path),
-        brought_back(model, "weights", tmp_path, clipping=model.optimizer.clipping),
-        pickle.loads(pickle.dumps(model)),
-        copy.deepcopy(model),
-    ]
-    for other in copies:
-        helpers.assert_same_weights(other, helpers.weights_of(model))
-        assert other.privacy_ledger.steps == 0
-        trained(other)
-        assert epsilon(other) == pytest.approx(expected_epsilon(3), rel=1e-6)
-
-
 # Weights carry their ledger
 
 
-@pytest.mark.parametrize(
-    "how", ["compiled", "not compiled", "weights alone", "weights in shards", "state tree"]
+def of_search():
+    """The ledger of a model that a private search has released."""
+    row = LedgerRow.open(Sampling.POISSON, 6, 24, noise_multiplier=4.0).advance(8)
+    return RunBounds((Ledger((row,)),)).selected(RandomSelection(10)).owned_by(7)
+
+
+ROUTES = (
+    *("compiled", "not compiled", "weights", "weights alone", "weights in shards"),
+    *("state tree", "optimizer variables", "pickle", "copy"),
 )
-def test_layers_of_a_loaded_model_bring_its_ledger(how, tmp_path):
-    loaded = brought_back(trained(steps=5), how, tmp_path)
-    assert unchanged(loaded) is True
+
+
+@pytest.mark.parametrize("how", ROUTES)
+def test_a_model_and_its_layers_bring_the_whole_ledger(how, tmp_path):
+    """Steps, the cost of a search, and the delta that was promised."""
+    budget = ka.callbacks.PrivacyCallback(1e-8, target_epsilon=1e6)
+    model = trained(steps=5, callbacks=[budget])
+    model.optimizer.include_ledger(of_search())
+    ledger = model.privacy_ledger
+    assert (ledger.steps, ledger.promised_delta) == (5 + 8, 1e-8)
+    loaded = brought_back(model, how, tmp_path)
+    assert loaded.privacy_ledger == ledger
+    assert (before := epsilon(loaded)) == epsilon(model)
+    if how != "optimizer variables":
+        assert unchanged(loaded) is True
     inputs = keras.Input((helpers.NUM_FEATURES,))
     head = keras.layers.Dense(helpers.NUM_CLASSES, name="other")
     model = ka.PrivateModel(inputs, head(loaded.get_layer("hidden")(inputs)))
-    assert model.privacy_ledger.steps == 5
+    assert (model.privacy_ledger.steps, model.privacy_ledger.promised_delta) == (13, 1e-8)
     helpers.compiled(model)
-    assert epsilon(model) == pytest.approx(expected_epsilon(5), rel=1e-6)
+    assert epsilon(model) == pytest.approx(before, rel=1e-6)
     trained(model, 2)
-    assert epsilon(model) == pytest.approx(expected_epsilon(7), rel=1e-6)
+    assert model.privacy_ledger.steps == 15
+    assert epsilon(model) > before
     # Frozen layers too, and what a plain model around them is made into.
     wrapped = ka.privatize(keras.Sequential([inputs, model.get_layer("hidden")]))
-    assert wrapped.privacy_ledger.steps >= 7
+    assert wrapped.privacy_ledger.steps == 15
 
 
 # Weights that something outside of private training has changed
@@ -257,65 +234,31 @@ def test_weights_that_moved_outside_are_said_to_have(change, tmp_path):
     assert unchanged(model) is False
 
 
-def test_another_private_model_on_the_same_weights_changes_them_rightly():
-    model = trained()
-    other = helpers.compiled(ka.PrivateModel(model.input, model.output))
-    trained(other, 2)
-    assert unchanged(other) is True
-    assert unchanged(model) is True
-
-
-def test_a_file_from_the_middle_of_a_run_has_the_weights_of_its_ledger(tmp_path):
-    path = tmp_path / "{epoch}.keras"
-    saver = keras.callbacks.ModelCheckpoint(path)
+def test_weights_that_private_runs_have_moved_are_those_that_they_left(tmp_path):
+    """Those of a file from the middle of a run, and those that another model has trained."""
+    saver = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras")
     model = helpers.compiled()
     helpers.quiet_fit(model, X, Y, batch_size=6, epochs=2, callbacks=[saver])
     early = keras.models.load_model(tmp_path / "1.keras")
     assert unchanged(early) is True
     assert early.privacy_ledger.steps == 4
-
-
-def test_of_single_batches_no_digest_is_taken():
-    model = trained()
+    other = helpers.compiled(ka.PrivateModel(model.input, model.output))
+    trained(other, 2)
+    assert unchanged(other) is unchanged(model) is True
+    # `train_on_batch` takes no digest.
     model.train_on_batch(X, Y)
-    assert unchanged(model) is None
-    model.set_weights([weight + 1.0 for weight in model.get_weights()])
     assert unchanged(model) is None
     trained(model, 1)
     assert unchanged(model) is None
 
 
-# What attacks found
-
-
-class WithTable(ka.PrivateModel):
-    """Owns a weight, whose shape depends on the length of its inputs."""
-
-    def __init__(self, length, **kwargs):
-        super().__init__(**kwargs)
-        self.body = keras.layers.Dense(4, name="body")
-        self.table = self.add_weight(shape=(length, 3), name="table")
-
-    def call(self, x):
-        return keras.ops.mean(self.body(x + self.table), axis=1)
+# What does not fit, is damaged or of an earlier version
 
 
 def load_what_fits(model, path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what does not fit
         model.load_weights(path, skip_mismatch=True)
-
-
-def test_layers_that_are_loaded_past_a_mismatch_bring_their_ledger(tmp_path):
-    x = helpers.features(24, (6, 3))
-    model = helpers.compiled(WithTable(6))
-    helpers.quiet_fit(model, x, Y, batch_size=6, steps_per_epoch=5)
-    model.save_weights(tmp_path / "run.weights.h5")
-    other = WithTable(9)
-    other(np.zeros((1, 9, 3), "float32"))
-    load_what_fits(helpers.compiled(other), tmp_path / "run.weights.h5")
-    np.testing.assert_array_equal(other.body.kernel, model.body.kernel)
-    assert other.privacy_ledger.steps == 5
 
 
 def with_other_head():
@@ -338,23 +281,18 @@ def test_weights_that_do_not_fit_a_file_keep_what_is_known_of_them(tmp_path):
 
 
 def test_the_state_of_another_optimizer_is_refused_and_its_ledger_is_not():
-    tree = trained().get_state_tree("numpy_array")
-    model = helpers.dense_model()
-    optimizer = helpers.dp_optimizer(name="other")
-    model.compile(optimizer, loss=helpers.sparse_crossentropy())
+    tree = trained(helpers.compiled()).get_state_tree("numpy_array")
+    # Keras numbers the names of optimizers.
+    same, model = helpers.compiled(), helpers.dense_model()
+    same.set_state_tree(tree)
+    inner = [each.value for each in same.optimizer.inner_optimizer.variables]
+    assert np.abs(keras.ops.convert_to_numpy(inner[-1])).max() > 0  # a momentum
+    model.compile(helpers.dp_optimizer(name="other"), loss=helpers.sparse_crossentropy())
     before = helpers.weights_of(model)
     with pytest.raises(ValueError, match=r"'dp_optimizer/.*'other' of this model does not have"):
         model.set_state_tree(tree)
     helpers.assert_same_weights(model, before)
     assert model.privacy_ledger.steps == 3
-
-
-def test_the_state_of_an_optimizer_that_keras_numbered_anew_comes_back():
-    model, other = trained(helpers.compiled()), helpers.compiled()
-    other.set_state_tree(model.get_state_tree("numpy_array"))
-    found, expected = (each.optimizer.inner_optimizer.variables for each in (other, model))
-    numbers = keras.ops.convert_to_numpy
-    np.testing.assert_equal([*map(numbers, found)], [*map(numbers, expected)])
 
 
 LEDGER, ROWS = "ledger_in_files/vars", "ledger_in_files/vars/privacy_ledger"
@@ -367,11 +305,11 @@ def test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_none(damage, tmp_pa
     with h5py.File(path, "r+") as file:
         if damage == "impossible":
             file[ROWS][0] = -1
-        elif damage == "without rows":
-            del file[ROWS]
         else:
-            del file[LEDGER]
-            file[LEDGER] = np.zeros(3)
+            place = ROWS if damage == "without rows" else LEDGER
+            del file[place]
+            if damage == "no group":
+                file[LEDGER] = np.zeros(3)
     if damage == "no group":
         with pytest.raises(ValueError, match="expected Group"):
             other.load_weights(path)

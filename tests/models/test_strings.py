@@ -10,7 +10,7 @@ from keras_adaclip import backend
 from keras_adaclip.federated import ClientData
 from keras_adaclip.sampling import as_array
 from tests.models import helpers
-from tests.models.test_refusals import MeanOverBatchInTraining
+from tests.models.unsafe import Unsafe, centred
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 on_tensorflow = pytest.mark.skipif(not IS_TENSORFLOW, reason="Keras feeds no strings elsewhere")
@@ -44,10 +44,6 @@ def model_of_ids(kind="word"):
     return stack(inputs, inputs)
 
 
-def ids_of(kind, x):
-    return np.asarray(ops.convert_to_numpy(lookup_of(kind)(x)))
-
-
 def compiled(model, **options):
     """With clipping that acts, and the same draws and noise in every run."""
     options = {"clipping": 0.1, "seed": 5, "metrics": ["accuracy"], **options}
@@ -61,37 +57,37 @@ def assert_same(one, other):
     assert one.privacy_spent(1e-3).steps > 0
 
 
+def dataset_of_tensorflow(x):
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((x, Y)).batch(6)
+
+
 @on_tensorflow
 @pytest.mark.parametrize(
-    ("kind", "given"),
-    [("word", SINGLE.astype("S")), ("word", "tensor"), ("text", TEXTS.astype(object))],
-    ids=["bytes", "tensor", "objects"],
+    ("kind", "given", "batches"),
+    [
+        ("word", SINGLE.astype("S"), None),
+        ("word", "tensor", None),
+        ("text", TEXTS.astype(object), None),
+        ("word", SINGLE, lambda x: ka.sampling.PoissonDataset(x, Y, expected_batch_size=6, seed=1)),
+        ("word", SINGLE, dataset_of_tensorflow),
+    ],
+    ids=["bytes", "tensor", "objects", "data set", "tf.data"],
 )
-def test_strings_train_as_their_numbers_do(kind, given):
+def test_strings_train_as_their_numbers_do(kind, given, batches):
     """The same draws, contributions, noise, metrics and ledger."""
     strings = ops.convert_to_tensor(SINGLE) if isinstance(given, str) else given
+    ids = np.asarray(ops.convert_to_numpy(lookup_of(kind)(strings)))
     found, models = [], [compiled(make(kind)) for make in (model_of_strings, model_of_ids)]
-    for model, x in zip(models, (strings, ids_of(kind, strings)), strict=True):
-        history = helpers.quiet_fit(model, x, Y, batch_size=6, validation_data=(x, Y))
+    for model, x in zip(models, (strings, ids), strict=True):
+        data, options = ((batches(x),), {}) if batches else ((x, Y), {"batch_size": 6})
+        history = helpers.quiet_fit(model, *data, validation_data=(x, Y), **options)
+        model.train_on_batch(x, Y)
         found.append((history, model.predict(x, verbose=0), model.evaluate(x, Y, verbose=0)))
     assert_same(*models)
     for one, other in zip(*map(keras.tree.flatten, found), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-
-
-@on_tensorflow
-def test_strings_in_data_sets_and_single_batches():
-    import tensorflow as tf
-
-    for batches in (
-        lambda x: ka.sampling.PoissonDataset(x, Y, expected_batch_size=6, seed=1),
-        lambda x: tf.data.Dataset.from_tensor_slices((x, Y)).batch(6),
-    ):
-        models = [compiled(make()) for make in (model_of_strings, model_of_ids)]
-        for model, x in zip(models, (SINGLE, ids_of("word", SINGLE)), strict=True):
-            helpers.quiet_fit(model, batches(x))
-            model.train_on_batch(x, Y)
-        assert_same(*models)
 
 
 class JoinedToTheNext(keras.layers.Layer):
@@ -111,7 +107,7 @@ def mixing(where):
     x = JoinedToTheNext(name="mixing")(inputs) if where == "strings" else inputs
     x = keras.layers.StringLookup(vocabulary=WORDS, name="lookup")(x)
     x = keras.layers.Embedding(len(WORDS) + 1, 3)(x)
-    x = MeanOverBatchInTraining(name="mixing")(x) if where == "numbers" else x
+    x = Unsafe(centred, name="mixing")(x) if where == "numbers" else x
     return keras.Model(inputs, keras.layers.Dense(3)(x))
 
 
@@ -128,13 +124,16 @@ def test_layers_that_mix_examples_of_strings_are_found(where, word):
 
 
 @on_tensorflow
-def test_strings_that_should_be_numbers_are_refused_with_what_to_do():
+def test_strings_that_should_be_numbers_and_other_objects_are_refused_with_what_to_do():
     model = helpers.compiled()
     strings = np.array([["ant"] * helpers.NUM_FEATURES] * NUM, object)
     for x, y in ((strings, Y), (helpers.features(), SINGLE)):
         with pytest.raises(TypeError, match=r"hold strings where .* takes numbers"):
             helpers.quiet_fit(model, x, y, batch_size=6)
     assert model.privacy_ledger.steps == 0
+    x = np.array([*SINGLE[:3], None, *SINGLE[4:]], object)
+    with pytest.raises(TypeError, match=r"numbers.*on TensorFlow"):
+        ka.sampling.PoissonDataset(x, Y, expected_batch_size=6)
 
 
 @on_tensorflow
@@ -144,12 +143,6 @@ def test_rows_that_pad_are_empty_strings():
     assert dataset.take(np.arange(1), 3)["x"].tolist() == [SINGLE[0], "", ""]
     # A client may have no text at all.
     assert as_array(np.array([], object)).shape == (0,)
-
-
-def test_objects_that_are_no_strings_are_refused():
-    x = np.array([*SINGLE[:3], None, *SINGLE[4:]], object)
-    with pytest.raises(TypeError, match=r"numbers.*on TensorFlow"):
-        ka.sampling.PoissonDataset(x, Y, expected_batch_size=6)
 
 
 @on_tensorflow

@@ -18,15 +18,11 @@ def one_group(variable):
 def values(path):
     """Keras's forms of a function, of code, and of `subprocess.Popen(["touch", path])`."""
     function = {"module": "os", "class_name": "function", "config": "system"}
-    popen = {
-        "module": "subprocess",
-        "class_name": "Popen",
-        "config": {"args": ["touch", str(path)]},
-    }
+    popen = {"module": "subprocess", "class_name": "Popen"}
     code = {"code": "4wAAAAAAAAAA", "defaults": None, "closure": None}
     return {
         "function": {**function, "registered_name": "system"},
-        "command": {**popen, "registered_name": None},
+        "command": {**popen, "config": {"args": ["touch", str(path)]}, "registered_name": None},
         "lambda": {"class_name": "__lambda__", "config": code},
     }
 

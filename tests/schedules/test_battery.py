@@ -1,6 +1,7 @@
 """Promises of every schedule: the formula on the host and in compiled steps, and its config."""
 
 import inspect
+import json
 
 import keras
 import numpy as np
@@ -170,3 +171,37 @@ class Negative(keras.optimizers.schedules.LearningRateSchedule):
 def test_values_stay_positive_and_finite(schedule, expected):
     assert schedule.value_at(LAST_STEP) == pytest.approx(expected, rel=1e-12)
     assert value_of(schedule(as_tensor(LAST_STEP))) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("steps_per_epoch", [None, np.int64(12)])
+def test_a_saved_schedule_is_loaded_as_it_was(tmp_path, steps_per_epoch):
+    values = [0.1, 1 / 3, 1e-30, 1e30, 5.0]
+    path = tmp_path / "schedule.json"
+    ka.schedules.PiecewiseConstant(np.array(values), steps_per_epoch).save(path)
+    config = {"values": values, "steps_per_epoch": steps_per_epoch}
+    assert ka.schedules.PiecewiseConstant.load(str(path)).get_config() == config
+    head = {"format": "keras_adaclip.PiecewiseConstant", "version": 1}
+    assert json.loads(path.read_text()) == {**head, **config}
+
+
+def document(**changes):
+    good = {"format": "keras_adaclip.PiecewiseConstant", "version": 1, "values": [1.0]}
+    return json.dumps({**good, **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{", "Expecting property name"),
+        (b"\xff\xfe\x00", "utf-8"),
+        (b"[1.0]", "not"),
+        (document(version=2), r"its format and version are \('keras_adaclip.*', 2\)"),
+        (document(values=[1.0, -1.0]), "Argument `values` must lie between"),
+        (document(colour="red"), "colour"),
+    ],
+)
+def test_a_file_without_a_schedule_is_refused(tmp_path, text, message):
+    path = tmp_path / "schedule.json"
+    path.write_bytes(text)
+    with pytest.raises(ValueError, match=rf"schedule\.json does not hold a valid .*{message}"):
+        ka.schedules.PiecewiseConstant.load(path)

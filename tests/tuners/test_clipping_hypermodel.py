@@ -7,7 +7,8 @@ import pytest
 
 import keras_adaclip as ka
 from keras_adaclip.accounting import ledger_epsilon, read_ledger
-from keras_adaclip.tuners import ClippingHyperModel
+from keras_adaclip.tuners import ClippingHyperModel, clipping_choices
+from keras_adaclip.tuners.choices import STRATEGIES
 
 DELTA = 1e-3
 TARGET = 3.0
@@ -161,50 +162,35 @@ def test_with_noise_multiplier_changes_nothing_else():
 
 # What would break the promise
 
-
-def run(space, *args, **kwargs):
-    hp = keras_tuner.HyperParameters()
-    model = space.build(hp)
-    return space.fit(hp, model, *(args or (X, Y)), verbose=0, **kwargs)
-
-
+HP = keras_tuner.HyperParameters
 FATAL = keras_tuner.errors.FatalValueError
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"batch_size": 8}, "`batch_size` must be left out"),
-        ({"steps_per_epoch": 9}, "`steps_per_epoch` must be left out"),
-        ({"sampling": "shuffle"}, "`sampling` must be left out"),
-        ({"epochs": 3}, "at most 2, for which the noise was calibrated"),
-        ({"validation_split": 0.25}, "Received: .* of 24.*; planned: .* of 32"),
-    ],
-)
-def test_arguments_of_search_that_contradict_the_plan_end_it(arguments, words):
-    with pytest.raises(FATAL, match=words):
-        run(hypermodel(), **arguments)
+def run(space, **kwargs):
+    model = space.build(hp := HP())
+    return space.fit(hp, model, X, Y, verbose=0, **kwargs)
 
 
-def test_another_optimizer_ends_the_search_before_a_step():
-    hp, space = keras_tuner.HyperParameters(), hypermodel()
-    model = space.build(hp)
-    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=0.1), loss="mse")
-    with pytest.raises(FATAL, match=r"Received: .* z = 0\.1; planned: .* z = 1"):
-        space.fit(hp, model, X, Y, verbose=0)
+def recompiled():
+    """A space whose model gets another optimizer after `build`."""
+    space = hypermodel()
+    build = space.build
+
+    def other(hp):
+        model = build(hp)
+        model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=0.1), loss="mse")
+        return model
+
+    space.build = other
+    return space
 
 
-def test_arguments_of_search_may_be_given_their_defaults():
-    history = run(hypermodel(), batch_size=None, steps_per_epoch=None, sampling="poisson")
-    assert len(history.epoch) == 2
-
-
-def test_trials_that_share_weights_end_the_search():
+def sharing_weights():
     shared = build_model()
     space = hypermodel(build_model=lambda: shared)
-    run(space)
-    with pytest.raises(FATAL, match="would spend more than planned"):
-        run(space)
+    # Arguments may be given their defaults.
+    assert len(run(space, batch_size=None, steps_per_epoch=None, sampling="poisson").epoch) == 2
+    return space
 
 
 class LowersTheNoise(keras.callbacks.Callback):
@@ -218,21 +204,30 @@ class TrainsAfterwards(keras.callbacks.Callback):
         self.model.train_on_batch(X, Y)
 
 
-@pytest.mark.parametrize("callback", [LowersTheNoise, TrainsAfterwards])
-def test_a_callback_that_spends_more_ends_the_search(callback):
-    with pytest.raises(FATAL, match="would spend more than planned"):
-        run(hypermodel(), callbacks=[callback()])
+def without_shape():
+    return hypermodel(build_model=lambda: keras.Sequential([keras.layers.Dense(1)]))
 
 
-def test_models_that_cannot_serve_are_refused():
-    def without_shape():
-        return keras.Sequential([keras.layers.Dense(1)])
-
-    hp = keras_tuner.HyperParameters()
-    with pytest.raises(FATAL, match="knows its input shape"):
-        hypermodel(build_model=without_shape).build(hp)
-    with pytest.raises(FATAL, match="target_epsilon"):
-        hypermodel(target_epsilon=1e9).build(hp)
+@pytest.mark.parametrize(
+    ("make", "arguments", "words"),
+    [
+        (hypermodel, {"batch_size": 8}, "`batch_size` must be left out"),
+        (hypermodel, {"steps_per_epoch": 9}, "`steps_per_epoch` must be left out"),
+        (hypermodel, {"sampling": "shuffle"}, "`sampling` must be left out"),
+        (hypermodel, {"epochs": 3}, "at most 2, for which the noise was calibrated"),
+        (hypermodel, {"validation_split": 0.25}, "Received: .* of 24.*; planned: .* of 32"),
+        (hypermodel, {"callbacks": [LowersTheNoise()]}, "would spend more than planned"),
+        (hypermodel, {"callbacks": [TrainsAfterwards()]}, "would spend more than planned"),
+        (recompiled, {}, r"Received: .* z = 0\.1; planned: .* z = 1"),
+        (sharing_weights, {}, "would spend more than planned"),
+        (without_shape, {}, "knows its input shape"),
+        (lambda: hypermodel(target_epsilon=1e9), {}, "target_epsilon"),
+    ],
+)
+def test_what_would_spend_more_than_planned_ends_the_search(make, arguments, words):
+    space = make()
+    with pytest.raises(FATAL, match=words):
+        run(space, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -247,4 +242,61 @@ def test_models_that_cannot_serve_are_refused():
 )
 def test_arguments_are_checked(arguments, error, words):
     with pytest.raises(error, match=words):
-        hypermodel(**arguments).build(keras_tuner.HyperParameters())
+        hypermodel(**arguments).build(HP())
+
+
+# `clipping_choices`: the hyperparameters of a strategy, and the strategy that they make
+
+
+def hyperparameters(**values):
+    hp = keras_tuner.HyperParameters()
+    hp.values.update(values)
+    return hp
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_strategy_can_be_chosen(strategy):
+    hp = hyperparameters(clipping=strategy)
+    assert isinstance(
+        clipping_choices(hp, STRATEGIES, total_steps=100), ka.clipping.ClippingStrategy
+    )
+    assert "decay_rate" in hp.values or strategy != "exponential"
+    assert "target_quantile" in hp.values or strategy != "quantile"
+
+
+def test_the_values_reach_the_strategy():
+    hp = hyperparameters(
+        clipping="quantile", clip_norm=0.7, target_quantile=0.3, clip_norm_learning_rate=0.4
+    )
+    config = clipping_choices(hp, statistics_noise_stddev=5.0).get_config()
+    names = ("initial_clip_norm", "target_quantile", "learning_rate", "count_noise_stddev")
+    assert [config[name] for name in names] == [0.7, 0.3, 0.4, 5.0]
+    hp = hyperparameters(clipping="power", clip_norm=0.7, decay_power=0.45)
+    schedule = clipping_choices(hp).schedule
+    assert (schedule.initial_value, schedule.power) == (0.7, 0.45)
+
+
+def test_ranges_take_the_place_of_the_usual_ones():
+    hp = hyperparameters(clipping="quantile")
+    ranges = {"clip_norm": (0.2, 0.4), "clip_norm_learning_rate": (0.25, 0.25)}
+    clipping = clipping_choices(hp, ranges=ranges)
+    space = {part.name: part for part in hp.space}
+    norm = space["clip_norm"]
+    assert (norm.min_value, norm.max_value, norm.sampling) == (0.2, 0.4, "log")
+    assert space["target_quantile"].sampling == "linear"
+    assert clipping.learning_rate == 0.25
+    assert isinstance(space["clip_norm_learning_rate"], keras_tuner.engine.hyperparameters.Fixed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"strategies": ["fixed", "median"]}, ValueError, "`strategies` must be one of"),
+        ({"strategies": ["linear"]}, TypeError, "`total_steps` must be an integer"),
+        ({"ranges": {"norm": (1.0, 2.0)}}, ValueError, "`ranges` must be one of 'clip_norm', "),
+        ({"ranges": {"clip_norm": (0.0, 1.0)}}, ValueError, "must be positive"),
+    ],
+)
+def test_arguments_of_choices_are_checked(arguments, error, words):
+    with pytest.raises(error, match=words):
+        clipping_choices(hyperparameters(), **arguments)

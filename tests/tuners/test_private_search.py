@@ -51,23 +51,11 @@ def test_runs_are_drawn_with_replacement_from_the_declared_law():
     assert stats.kstest(rates, stats.uniform(-3, 2).cdf).pvalue > FALSE_ALARM
 
 
-def test_the_number_of_runs_is_drawn_from_the_law_and_the_operating_system(tmp_path, monkeypatch):
-    sources = []
-
-    def draw(self, source=None):
-        sources.append(source)
-        return 2
-
-    monkeypatch.setattr(RandomSelection, "draw", draw)
-    search = run(search_of(Scored(), tmp_path))
-    assert len(search.hypermodel.seen) == 2
-    assert [type(source) for source in sources] == [random.SystemRandom]
-
-
 def test_runs_do_not_start_from_global_seeds(tmp_path, monkeypatch):
     """Otherwise initial weights would be a function of the number of runs before."""
-    draw_numbers(monkeypatch, 2)
-    rates, weights = [], []
+    rates, weights, sources = [], [], []
+    # The number of runs comes from the operating system too.
+    monkeypatch.setattr(RandomSelection, "draw", lambda self, source: sources.append(source) or 2)
 
     class Looks(Regression):
         def fit(self, hp, model, *arguments, **others):
@@ -79,6 +67,7 @@ def test_runs_do_not_start_from_global_seeds(tmp_path, monkeypatch):
         keras.utils.set_random_seed(1)
         run(search_of(Looks(), tmp_path / folder))
     assert len(set(rates)) == len(set(weights)) == 4
+    assert [type(source) for source in sources] == [random.SystemRandom] * 2
 
 
 class Listed(Scored):
@@ -99,10 +88,15 @@ class Listed(Scored):
 FAILURES = (ValueError("secret"), math.nan, math.inf, -math.inf)
 
 
-@pytest.mark.parametrize(("direction", "best"), [("min", 0.25), ("max", 0.5)])
-def test_failed_runs_count_and_lose_without_a_word(tmp_path, monkeypatch, capfd, direction, best):
+@pytest.mark.parametrize(
+    ("direction", "scores", "best"),
+    [("min", (0.8237461, 0.2910573), 0.2910573), ("max", (0.8237461, 0.2910573), 0.8237461)],
+)
+def test_runs_that_fail_or_lose_count_and_leave_no_word(
+    tmp_path, monkeypatch, capfd, direction, scores, best
+):
     draw_numbers(monkeypatch, 10)
-    hypermodel = Listed(*FAILURES, 0.5, *FAILURES[:2], 0.25, *FAILURES[2:])
+    hypermodel = Listed(*FAILURES, scores[0], *FAILURES[:2], scores[1], *FAILURES[2:])
     search = search_of(hypermodel, tmp_path, objective=keras_tuner.Objective("val_x", direction))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -111,15 +105,29 @@ def test_failed_runs_count_and_lose_without_a_word(tmp_path, monkeypatch, capfd,
     assert "".join(capfd.readouterr()) == ""
     assert len(hypermodel.seen) == 10
     assert search.best_score == best
+    search.results_summary(delta=DELTA)
+    texts = [path.read_bytes() for path in Path(tmp_path).rglob("*") if path.is_file()]
+    texts.append(str(vars(search)).encode() + str(vars(search.oracle)).encode())
+    texts.append("".join(capfd.readouterr()).encode())
+    for score in scores:
+        assert any(str(score)[:6].encode() in text for text in texts) == (score == best)
 
 
-def test_nothing_is_released_if_all_runs_fail(tmp_path, monkeypatch, capfd):
-    draw_numbers(monkeypatch, 4)
-    search = search_of(Listed(*FAILURES), tmp_path)
-    for use in (lambda: run(search), search.best_model, lambda: run(search)):
-        with pytest.raises(RuntimeError, match="all of them did"):
-            use()
-    assert len(search.hypermodel.seen) == 4
+@pytest.mark.parametrize("number", [0, 4])
+def test_nothing_is_released_if_no_run_succeeds(tmp_path, monkeypatch, capfd, number):
+    draw_numbers(monkeypatch, number)
+    search = search_of(Listed(*FAILURES), tmp_path, distribution="poisson")
+    if number:
+        for use in (lambda: run(search), search.best_model, lambda: run(search)):
+            with pytest.raises(RuntimeError, match="all of them did"):
+                use()
+    else:
+        run(search)
+        assert search.best_model() is search.best_score is None
+        assert search.get_best_models() == search.get_best_hyperparameters() == []
+        search.results_summary(delta=DELTA)
+        assert "nothing is released" in capfd.readouterr().out
+    assert len(search.hypermodel.seen) == number
     assert "secret" not in "".join(capfd.readouterr())
     assert files_below(tmp_path / "p") == [RECORD]
 
@@ -136,27 +144,16 @@ def test_a_hyperparameter_that_appears_late_is_refused(tmp_path, monkeypatch):
         run(search_of(Growing(), tmp_path))
 
 
-def test_a_model_that_is_not_private_is_refused_before_anything_is_drawn(tmp_path):
-    def build(hp):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mean_squared_error")
-        return model
-
-    with pytest.raises(TypeError, match="must return a compiled private model"):
-        run(search_of(build, tmp_path, base=planned()))
-    assert not (tmp_path / "p" / RECORD).exists()
-
-
 # Runs are independent.
 
 
-def sampled(x, y, seed):
-    return ka.sampling.PoissonDataset(x, y, expected_batch_size=BATCH_SIZE, seed=seed)
+def sampled(x, y, **options):
+    return ka.sampling.PoissonDataset(x, y, expected_batch_size=BATCH_SIZE, **options)
 
 
 class SampledWithSeed(Regression):
     def fit(self, hp, model, x, y, **arguments):
-        return model.fit(sampled(x, y, 7), epochs=self.epochs, **arguments)
+        return model.fit(sampled(x, y, seed=7), epochs=self.epochs, **arguments)
 
 
 def test_runs_that_draw_the_same_end_the_search(tmp_path, monkeypatch):
@@ -175,19 +172,28 @@ class Seeded(Regression):
         return model
 
 
-def test_a_largest_batch_that_the_first_run_would_choose_is_refused(tmp_path):
-    x, y = data()
-    drawn = ka.sampling.PoissonDataset(x, y, expected_batch_size=BATCH_SIZE, max_batch_size="auto")
-    with pytest.raises(ValueError, match="max_batch_size='auto'"):
-        search_of(Regression(), tmp_path).search(drawn, validation_data=data(1))
+def plain_model(hp):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mean_squared_error")
+    return model
 
 
-def test_seeds_are_refused_before_anything_is_drawn(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 1)
-    with pytest.raises(ValueError, match="several runs draw the same noise"):
-        run(search_of(Seeded(), tmp_path))
-    with pytest.raises(ValueError, match=r"needs `seed=None`.* Received: seed=7"):
-        search_of(Regression(), tmp_path).search(sampled(*data(), 7), validation_data=data(1))
+@pytest.mark.parametrize(
+    ("hypermodel", "options", "error", "message"),
+    [
+        (Seeded(), {}, ValueError, "several runs draw the same noise"),
+        (Regression(), {"seed": 7}, ValueError, r"needs `seed=None`.* Received: seed=7"),
+        # The first run would choose it.
+        (Regression(), {"max_batch_size": "auto"}, ValueError, "max_batch_size='auto'"),
+        (plain_model, {}, TypeError, "must return a compiled private model"),
+    ],
+)
+def test_seeds_and_other_models_are_refused_before_anything_is_drawn(
+    tmp_path, hypermodel, options, error, message
+):
+    x = (sampled(*data(), **options), None) if options else data()
+    with pytest.raises(error, match=message):
+        search_of(hypermodel, tmp_path, base=planned()).search(*x, validation_data=data(1))
     assert not (tmp_path / "p" / RECORD).exists()
 
 
@@ -262,8 +268,10 @@ class WarmStarted(Regression):
         return history
 
 
-@pytest.mark.parametrize("kept", ["run", "epoch"])
-@pytest.mark.parametrize("taken", ["build", "fit", "epoch", "one, frozen"])
+@pytest.mark.parametrize(
+    ("kept", "taken"),
+    [("run", "build"), ("epoch", "fit"), ("epoch", "epoch"), ("run", "one, frozen")],
+)
 def test_runs_that_take_over_trained_weights_end_the_search(tmp_path, monkeypatch, kept, taken):
     draw_numbers(monkeypatch, 2)
     search = search_of(WarmStarted(kept, taken), tmp_path)
@@ -287,9 +295,18 @@ def test_runs_may_begin_with_the_same_weights(tmp_path, monkeypatch, taken):
 # What leaves.
 
 
-def test_the_best_run_alone_is_released(tmp_path, monkeypatch, capsys):
+def test_the_best_run_alone_is_released_when_the_search_has_ended(tmp_path, monkeypatch, capsys):
     draw_numbers(monkeypatch, 9)
-    search = run(search_of(Scored(), tmp_path))
+
+    def score(level):
+        with pytest.raises(RuntimeError, match="before a search has ended"):
+            search.best_model()
+        return level
+
+    search = search_of(Scored(score), tmp_path)
+    with pytest.raises(RuntimeError, match="before the search has ended"):
+        search.get_best_hyperparameters()
+    run(search)
     best = min(search.hypermodel.seen)
     assert len(search.hypermodel.seen) == 9
     (model,) = search.get_best_models()
@@ -307,50 +324,20 @@ def test_the_best_run_alone_is_released(tmp_path, monkeypatch, capsys):
     assert f"level: {best}" in text
 
 
-def test_nothing_is_released_before_the_search_has_ended(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 2)
-
-    def score(level):
-        with pytest.raises(RuntimeError, match="before a search has ended"):
-            search.best_model()
-        return level
-
-    search = search_of(Scored(score), tmp_path)
-    with pytest.raises(RuntimeError, match="before the search has ended"):
-        search.get_best_hyperparameters()
-    run(search)
-    assert search.best_model() is not None
-
-
-@pytest.mark.parametrize("number", [0, 2])
-def test_the_disk_holds_nothing_of_losers_nor_their_number(tmp_path, monkeypatch, capfd, number):
+def test_the_disk_holds_nothing_of_losers_nor_their_number(tmp_path, monkeypatch, capfd):
     """Byte for byte what another number of runs with the same best one would have left."""
     kept = []
-    for each in (number, number + 3):
+    for each in (2, 5):
         draw_numbers(monkeypatch, each)
         hypermodel = Scored(lambda level: 0.125 + level)
         hypermodel.values = (1,)
         folder = tmp_path / str(each)
-        run(search_of(hypermodel, folder, distribution="poisson"))
+        run(search_of(hypermodel, folder))
         assert len(hypermodel.seen) == each
         assert capfd.readouterr().out == ""
-        assert files_below(folder / "p") == (RELEASED_FILES if each else RELEASED_FILES[1:])
+        assert files_below(folder / "p") == RELEASED_FILES
         kept.append(json.loads((folder / "p" / RECORD).read_text()))
-    if number:
-        assert kept[0] == kept[1]
-
-
-def test_scores_of_losers_are_nowhere(tmp_path, monkeypatch, capfd):
-    scores = [0.8237461, 0.2910573, 0.7391502]
-    draw_numbers(monkeypatch, 3)
-    search = run(search_of(Listed(*scores), tmp_path))
-    search.results_summary(delta=DELTA)
-    texts = [path.read_bytes() for path in Path(tmp_path).rglob("*") if path.is_file()]
-    texts.append(str(vars(search)).encode() + str(vars(search.oracle)).encode())
-    texts.append("".join(capfd.readouterr()).encode())
-    for loser in (scores[0], scores[2]):
-        assert not any(str(loser)[:6].encode() in text for text in texts)
-    assert any(str(scores[1])[:6].encode() in text for text in texts)
+    assert kept[0] == kept[1]
 
 
 def test_checkpoints_of_losers_go_as_soon_as_they_have_lost(tmp_path, monkeypatch):
@@ -365,14 +352,3 @@ def test_checkpoints_of_losers_go_as_soon_as_they_have_lost(tmp_path, monkeypatc
     # Each run is better than the one before.
     run(search_of(Looks(5.0, 4.0, 3.0, 2.0, 1.0), tmp_path))
     assert present == [0, 1, 1, 1, 1]
-
-
-def test_no_run_at_all(tmp_path, monkeypatch, capsys):
-    draw_numbers(monkeypatch, 0)
-    search = run(search_of(Scored(), tmp_path, distribution="poisson"))
-    assert search.hypermodel.seen == []
-    assert search.best_model() is None
-    assert search.best_score is None
-    assert search.get_best_models() == search.get_best_hyperparameters() == []
-    search.results_summary(delta=DELTA)
-    assert "nothing is released" in capsys.readouterr().out

@@ -92,17 +92,6 @@ def test_what_cannot_be_planned_is_refused(tmp_path, hypermodel, error, message)
         search_of(hypermodel, tmp_path)
 
 
-def test_noise_is_calibrated_to_the_whole_search(tmp_path, monkeypatch):
-    search = search_of(Regression(), tmp_path, target_epsilon=2.0, delta=DELTA)
-    noise_multiplier = search.hypermodel.noise_multiplier
-    assert 0.99 * 2.0 <= search.privacy_spent(DELTA).epsilon <= 2.0
-    expected = RandomSelection(10).epsilon(planned(noise_multiplier), DELTA)
-    assert search.privacy_spent(DELTA).epsilon == expected
-    draw_numbers(monkeypatch, 1)
-    ledger = run(search).best_model().privacy_ledger
-    assert {row.noise_multiplier for row in ledger} == {noise_multiplier}
-
-
 class SpendsMore(Regression):
     """Takes an epoch more than it plans."""
 
@@ -156,17 +145,18 @@ def test_a_run_that_spends_more_ends_the_search(tmp_path, monkeypatch, hypermode
     assert files_below(tmp_path / "p") == ["private_search.json"]
 
 
-def test_the_statement_tells_what_holds_of_the_validation_data(tmp_path):
-    said = {
-        is_public: str(
-            search_of(
-                Scored(), tmp_path / str(is_public), validation_is_public=is_public
-            ).privacy_spent(DELTA)
-        )
-        for is_public in (False, True)
-    }
-    assert "validation data are taken to be public" in said[True]
-    assert "the guarantee does not cover the validation data" in said[False]
+@pytest.mark.parametrize("is_public", [False, True])
+def test_noise_is_calibrated_to_the_whole_search(is_public, tmp_path, monkeypatch):
+    options = {"target_epsilon": 2.0, "delta": DELTA, "validation_is_public": is_public}
+    search = search_of(Regression(), tmp_path, **options)
+    noise_multiplier, spent = search.hypermodel.noise_multiplier, search.privacy_spent(DELTA)
+    assert 0.99 * 2.0 <= spent.epsilon <= 2.0
+    assert spent.epsilon == RandomSelection(10).epsilon(planned(noise_multiplier), DELTA)
+    of_validation = ("does not cover the validation data", "validation data are taken to be public")
+    assert of_validation[is_public] in str(spent)
+    draw_numbers(monkeypatch, 1)
+    ledger = run(search).best_model().privacy_ledger
+    assert {row.noise_multiplier for row in ledger} == {noise_multiplier}
 
 
 class BestAtFirst(Regression):

@@ -5,7 +5,7 @@ import pytest
 
 from keras_adaclip.tuners.private_runs import SearchRecord
 from tests.tuners.hypermodels import Scored, draw_numbers, files_below, planned, run, search_of
-from tests.tuners.test_private_search import RECORD, RELEASED_FILES
+from tests.tuners.test_private_search import RECORD
 
 DELTA = 1e-3
 
@@ -68,14 +68,6 @@ def test_a_record_of_which_a_part_was_written_is_refused(tmp_path):
         search_of(Scored(), tmp_path)
 
 
-def test_a_search_that_has_ended_is_read_again(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 3)
-    first = run(search_of(Scored(), tmp_path))
-    second = run(search_of(Scored(), tmp_path))
-    assert second.best_score == first.best_score
-    assert second.hypermodel.seen == []
-
-
 def test_an_object_made_before_another_search_began_does_not_tell_of_it(tmp_path, monkeypatch):
     draw_numbers(monkeypatch, 1)
     small = search_of(Scored(), tmp_path, base=planned(50.0))
@@ -85,20 +77,6 @@ def test_an_object_made_before_another_search_began_does_not_tell_of_it(tmp_path
             use()
     with pytest.raises(ValueError, match="has another `validation_is_public`"):
         search_of(Scored(), tmp_path, base=planned(1.0), validation_is_public=True)
-
-
-def test_a_second_search_in_the_folder_of_one_under_way_is_refused(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 2)
-
-    class Nested(Scored):
-        def fit(self, *arguments, **others):
-            assert_releases_nothing(search_of(Scored(), tmp_path))
-            return super().fit(*arguments, **others)
-
-    search = run(search_of(Nested(), tmp_path))
-    assert len(search.hypermodel.seen) == 2
-    assert search.best_score == min(search.hypermodel.seen)
-    assert files_below(tmp_path / "p") == RELEASED_FILES
 
 
 def test_of_two_searches_that_begin_at_once_one_runs(tmp_path, monkeypatch):
