@@ -42,7 +42,8 @@ def facts(model):
 @pytest.mark.filterwarnings("ignore:The statistics of `QuantileClipping`:UserWarning")
 @pytest.mark.parametrize("path", sorted(STORED.glob("*.keras")), ids=lambda path: path.stem)
 def test_a_model_of_an_earlier_release_loads_and_goes_on(path):
-    model, expected = keras.models.load_model(path), json.loads(path.with_suffix(".json").read_text())
+    model = keras.models.load_model(path)
+    expected = json.loads(path.with_suffix(".json").read_text())
     for name, value in facts(model).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5)
     assert model.privacy_spent(DELTA).weights_unchanged

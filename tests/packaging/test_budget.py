@@ -20,17 +20,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
-    "accounting": (2_047, 14),
+    "accounting": (2_045, 14),
     "federated": (1_816, 15),
-    "gradients": (1_875, 24),
+    "gradients": (1_780, 17),
     "training": (1_709, 11),
-    "backend": (1_543, 17),
-    "examination": (1_179, 8),
+    "backend": (1_376, 10),
+    "examination": (1_176, 8),
     "tuners": (1_083, 7),
-    "optimizers": (1_094, 9),
-    "sampling": (833, 10),
+    "optimizers": (1_065, 7),
+    "sampling": (751, 7),
     "clipping": (651, 12),
-    "models": (660, 6),
+    "models": (629, 6),
     "integrations": (586, 8),
     ".": (437, 7),
     "audit": (356, 4),
@@ -39,7 +39,7 @@ FOLDERS = {
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 24_850
+LINES_OF_TESTS = 24_918
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
 EXECUTED = {"before the first step": (52, 631), "in a step": (37, 225)}
 # How much smaller than its row a figure may be.
