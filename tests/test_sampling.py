@@ -446,12 +446,11 @@ def test_a_largest_batch_is_printed_and_saved(tmp_path, capsys):
 
 
 def test_a_budget_ends_training_as_early_as_truncation_asks():
-    plan = {"steps": 30, "delta": 1e-5, "accountant": "rdp"}
-    target, steps = ka.accounting.compute_epsilon(1.0, 1000, 50, **plan), []
+    target, steps = ka.accounting.compute_epsilon(1.0, 1000, 50, steps=30, delta=1e-5), []
     for most in (None, 72):
-        callback = ka.callbacks.PrivacyCallback(1e-5, target_epsilon=target, accountant="rdp")
+        callback = ka.callbacks.PrivacyCallback(1e-5, target_epsilon=target)
         model = fit(many(max_batch_size=most), callbacks=[callback])
-        assert model.privacy_spent(1e-5, "rdp").epsilon <= target
+        assert model.privacy_spent(1e-5).epsilon <= target
         steps.append(model.privacy_ledger.steps)
     assert steps[0] == 30
     assert steps[1] < 30
