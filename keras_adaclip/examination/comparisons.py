@@ -236,10 +236,11 @@ class Examination:
             return found
         mixing = self._changed(first, changed, half) if changed else _leaking(first, half)
         is_moved = bool(self._changed(first, moved, also, _PLACES))
-        if is_moved and not mixing:  # By what other rows hold, or by its place?
-            mixing = self._changed(first, run(also), also)
+        if (is_moved and not mixing) or (mixing and changed):
+            # By what other rows hold, or by its place? And does an earlier layer show it?
+            mixing += self._changed(first, run(also), also)
         if mixing:
-            part = first.parts[mixing[0]]
+            part = first.parts[min(mixing)]
             told = issues.MIXING_LOSS if isinstance(part, OwnLoss) else issues.MIXING
             return [issues.issue_with(trial.model, part, *told)]
         few = min(_FEW, trial.size - 1)
