@@ -265,6 +265,7 @@ class RunBounds:
 
     Example:
 
+    >>> from keras_adaclip.accounting import Sampling
     >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
     >>> bounds = RunBounds((Ledger((row.advance(3515),)),))
     >>> bounds.covers(Ledger((row.advance(3515),))), bounds.covers(Ledger((row.advance(3516),)))
