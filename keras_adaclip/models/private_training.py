@@ -122,9 +122,9 @@ class PrivateTraining(training.TrainingBase):
             validation_batch_size: As for Keras.
             validation_freq: As for Keras.
             sampling: `"poisson"`, or `"shuffle"` (Keras's own order, no amplification).
-            num_examples: Number of examples, if the data set does not tell.
-            once_per_pass: Your word that one pass over a data set holds each example at most
-                once. Then a pass is one release, otherwise every step is.
+            num_examples: Number of examples; required if the data set has no length.
+            once_per_pass: Assert that a pass over the data set contains each example at most
+                once. A pass is then one release; otherwise every step is.
             augmentation: A Keras layer that augments each input alone, at random, and keeps its
                 shape, such as `keras.layers.RandomFlip`; None for no augmentation.
             augmentation_multiplicity: Number of augmented copies of each example, whose gradients

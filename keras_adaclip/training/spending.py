@@ -71,8 +71,8 @@ class PrivacySpending(_MixedIn):
 
     Attributes:
         privacy_unit: The unit whose privacy the ledger is about.
-        pledged_ledger: The least that files saved from now on carry; None means no more than what
-            ran. A checkpoint that is chosen among the epochs of a run has seen all of them, later
+        pledged_ledger: Minimum ledger written to files saved during a run; None writes the actual
+            ledger. A checkpoint chosen among the epochs of a run depends on all of them, later
             ones too.
         tuning: How the model was chosen among others, in words, if its ledger does not count
             that. Saved with the model.

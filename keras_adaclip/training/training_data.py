@@ -368,7 +368,7 @@ def weights_of_classes(y: Any, class_weight: dict[int, float], sample_weight: An
         ValueError: If both kinds of weights are given, or `y` is not one array.
     """
     if sample_weight is not None:
-        raise ValueError("Arguments `class_weight` and `sample_weight` exclude each other.")
+        raise ValueError("Give either `class_weight` or `sample_weight`, not both.")
     if y is None or isinstance(y, (dict, list, tuple)):
         raise ValueError(
             "Argument `class_weight` needs one array of targets; use `sample_weight` for models "
@@ -510,7 +510,7 @@ def known_length(data: Any) -> int | None:
 
 
 def known_num_examples(data: Any, num_batches: int | None, batch_size: int) -> int | None:
-    """Return the number of examples, None if the data set does not tell."""
+    """Return the number of examples, None if the data set has no length."""
     if hasattr(data, "num_examples"):
         return int(data.num_examples)
     inner = getattr(data, "dataset", None)
