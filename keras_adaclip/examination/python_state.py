@@ -4,7 +4,6 @@ Where a step runs eagerly, a layer can keep buffers, attributes or lists, and wh
 data reaches the next step past clipping and noise.
 """
 
-import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -108,8 +107,7 @@ def _as_array(value: Any) -> np.ndarray | None:
     is_number = isinstance(value, (int, float, complex, np.ndarray, np.generic))
     if backend.is_traced(value) or not (is_tensor or is_number):
         return None
-    # A tensor without values, or one that was deleted.
-    with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
-        array = np.array(value if is_number else ops.convert_to_numpy(value))
-        return array if array.dtype.kind in "biufc" else None
-    return None
+    # Tensors without values, those that were deleted, and handles of tables cannot be converted.
+    convert = np.array if is_number else ops.convert_to_numpy
+    array, _ = backend.attempt(lambda: np.array(convert(value)))
+    return array if array is not None and array.dtype.kind in "biufc" else None
