@@ -167,7 +167,7 @@ def remembering_in_attribute(layer, x, training):
 
 def remembering_large_batches(layer, x, training):
     y = x if layer.seen is None else x + layer.seen
-    if x.shape[0] is not None and x.shape[0] > 20 and not getattr(x, "is_meta", False):
+    if isinstance(x.shape[0], int) and x.shape[0] > 20 and not getattr(x, "is_meta", False):
         layer.seen = ops.mean(x, axis=0, keepdims=True)
     return y
 
