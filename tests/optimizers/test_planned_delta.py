@@ -89,9 +89,9 @@ def test_a_default_delta_is_that_of_the_largest_data_set():
 
 def test_the_smallest_delta_of_callbacks_is_that_of_the_plan():
     model = compiled(AutoDPOptimizer(3.0))
-    history = fit(model, callbacks=[PrivacyCallback(1e-3), PrivacyCallback(1e-6)])
+    history = fit(model, callbacks=[PrivacyCallback(1e-6), PrivacyCallback(1e-3)])
     assert_spent(model, 3.0, 1e-6)
-    # A callback still reports for its own.
+    # The last callback still reports for its own.
     assert history.params["delta"] == 1e-3
     assert history.history["epsilon"][-1] == spent(model, 1e-3)
     model.optimizer.target_epsilon = 6.0
@@ -177,7 +177,7 @@ def test_a_resumed_run_on_fewer_examples_holds_the_delta_that_was_promised_befor
 
 
 def test_what_only_reports_or_is_refused_promises_nothing_and_a_smaller_delta_is_promised_later():
-    model = compiled(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0))
+    model = compiled(ka.optimizers.DPOptimizer("sgd", noise_multiplier=10.0))
     fit(model, callbacks=[PrivacyCallback(1e-3), PrivacyCallback(1e-9)], batch_size=100)
     with pytest.raises(ValueError, match="past the target"):
         fit(model, callbacks=[PrivacyCallback(1e-9, target_epsilon=0.1)], batch_size=100)
