@@ -279,6 +279,12 @@ class Trial:
             with self._draws.made(kept, order):
                 with self._watching(record):
                     y_pred = gradients.call_model(self.model, x, training=True)
+                # Losses of Keras heed the masks of outputs.
+                marks = [keras_private.marks_of(value) for value in keras.tree.flatten(y_pred)]
+                for mark in keras.tree.flatten(marks):
+                    if self._has_rows(mark, kept):
+                        seen.layers.append(seen.layers[-1])
+                        digests.append(digest(mark))
                 total = ops.zeros(())
                 for value in keras.tree.flatten(y_pred) if differentiates else ():
                     if self._has_rows(value, kept) and _is_float(value):

@@ -339,9 +339,10 @@ class FederatedTraining(training.TrainingBase):
         rows, cohorts = data.rows, data.poisson
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         state, shapes = self._private_state, [each.shape[1:] for each in keras.tree.flatten(rows.x)]
-        if self.train_function is None or state.planned_for != shapes:
+        kinds = shapes, keras_private.flatten_layers(self)
+        if self.train_function is None or state.planned_for != kinds:
             state.examined.clear()
-            state.planned_for = shapes
+            state.planned_for = kinds
         sample = examination.SampleRows(self, rows, data.known or rows, input_ranges)
         finding = preparation.refuse_unsound_rounds(self, sample, cohorts.row_counts)
         self._assign_in_steps(finding.assigned, rows)

@@ -174,7 +174,8 @@ class PrivateTraining(training.TrainingBase):
         )
         is_cut = data.fit_arguments.get("steps_per_epoch") is not None
         is_pass = data.sampling.is_counted_in_passes and not is_cut
-        if self._wants_diagnostics(callbacks):
+        # The layer may have changed since the last `fit`, where it is not compiled.
+        if augmentation is not None or self._wants_diagnostics(callbacks):
             self.train_function = None
         sizes = self._prepare(data, input_ranges)
         examined = data
@@ -335,6 +336,7 @@ class PrivateTraining(training.TrainingBase):
                 mapped(functools.partial(kind, any_length), (rows.x, rows.y, rows.sample_weight)),
                 is_weighted,
                 self.optimizer.gradient_method,
+                keras_private.flatten_layers(self),
             )
             for any_length in (False, True)
         ]

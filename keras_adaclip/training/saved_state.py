@@ -4,10 +4,11 @@ A mixin without a Keras base. It covers every path on which Keras takes state ou
 pickles and copies, checkpoints of callbacks, state trees.
 """
 
+import contextlib
 import functools
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -44,6 +45,16 @@ def _refuse_earlier_versions(keys: Iterable[str]) -> None:
         raise ValueError(_OF_EARLIER_VERSIONS)
 
 
+def _saved_in(part: Any) -> dict[str, Any]:
+    """Return what a part of a file says of privacy, nothing if it belongs to a plain model.
+
+    Raises:
+        ValueError: If it holds a ledger of an earlier version.
+    """
+    _refuse_earlier_versions(part.keys())
+    return {key: np.asarray(part[key]) for key in _SAVED_KEYS if key in part}
+
+
 def _without_number(path: str) -> str:
     """Return the path of an optimizer's variable without the optimizer's number."""
     optimizer, *rest = path.split("/")
@@ -78,7 +89,10 @@ class SavedLedger(keras_private.KerasSaveable):
         store[FACTS_KEY] = facts_to_array(model._facts())
 
     def load_own_variables(self, store: Any) -> None:
-        """Do nothing: the model has read the ledger, before any weight."""
+        """Load the ledger again, behind the weights: a class of the user may not have loaded it."""
+        model: Any = self._model()
+        with model._unknown_if_lost():
+            model._take_over(_saved_in(store))
 
 
 class SavedState(PlainCopy):
@@ -233,28 +247,33 @@ class SavedState(PlainCopy):
         Raises:
             ValueError: If there is a ledger that cannot be read.
         """
-        try:
-            self._load_saved_ledger(store)
-        except Exception as error:  # Keras goes on after any.
-            self._lose_ledger(str(error))
-            raise
+        with self._unknown_if_lost():
+            self._take_over(self._ledger_at(store))
         super().load_own_variables(store)
         self._build_optimizer()
 
-    def _load_saved_ledger(self, store: Any) -> None:
-        """Include the ledger in a file, if there is any.
+    @contextlib.contextmanager
+    def _unknown_if_lost(self) -> Iterator[None]:
+        """Let the weights remember for good if their ledger cannot be read."""
+        try:
+            yield
+        except Exception as error:  # Keras goes on after any.
+            self._lose_ledger(str(error))
+            raise
 
-        Args:
-            store: The file, at the place of this model.
-        """
+    def _ledger_at(self, store: Any) -> dict[str, Any]:
+        """Return the part of a file that holds the ledger of this model, whose place is given."""
         if isinstance(store, Mapping):
             raise ValueError("it can be read from HDF5 files (`.keras`, `.weights.h5`) alone")
         _refuse_earlier_versions(store.keys())
         place = keras_private.place_of(store)
         part = store.get(f"{place}/ledger_in_files" if place else "ledger_in_files")
-        _refuse_earlier_versions(part.keys())
-        state = {key: np.asarray(part[key]) for key in _SAVED_KEYS if key in part}
+        found = _saved_in(part)
         store.get(place)
+        return found
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        """Include a saved ledger and what else is beside it, if anything is."""
         facts = state.pop(FACTS_KEY, None)
         tuning = NO_TUNING if facts is None else facts_from_array(facts)["tuning"]
         self._load_privacy_state(state)

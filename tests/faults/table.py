@@ -433,6 +433,22 @@ gradients/test_cancellation.py::test_lookups_of_one_row_that_nearly_cancel
 gradients/test_factored.py::test_norms_and_sums_are_those_of_the_gradients_themselves
 - squares = self._counts * ops.sum(ops.square(self.shares), axis=2)
 + squares = ops.sum(ops.square(self.cotangents), axis=2)
+# a model that loads its own weights has no ledger | training/saved_state.py
+models/test_saving.py::test_a_model_that_loads_its_own_weights_has_their_ledger
+-             model._take_over(_saved_in(store))
++             pass
+# masks of outputs not compared | examination/trial.py
+models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
+- if self._has_rows(mark, kept):
++ if False:
+# an augmentation that has changed since not examined | models/private_training.py
+models/test_augmentation.py::test_an_augmentation_that_has_changed_since_the_last_fit_is_examined_again
+- if augmentation is not None or self._wants_diagnostics(callbacks):
++ if self._wants_diagnostics(callbacks):
+# layers that were added since not examined | models/private_training.py
+models/test_refusals.py::test_a_layer_that_is_added_between_fits_is_refused
+-                 keras_private.flatten_layers(self),
++                 (),
 # a data set with a seed draws the same again in further training | sampling/poisson.py
 soundness/test_rules_noise_keys.py::test_no_fit_or_loaded_run_draws_the_same_rows_again
 - self._steps_before = steps_before

@@ -59,13 +59,19 @@ def test_every_step_chunk_example_and_copy_has_its_own_numbers(mode, monkeypatch
     assert np.std(shifted_fit(16, [1.0] * 8, mode, num_epochs=40, microbatch_size=1)) < spread / 2
 
 
-def test_a_second_fit_with_the_same_augmentation_keeps_the_compiled_step():
-    model, layer, compiled = helpers.compiled(), Shift(), []
-    x, y = helpers.features(), helpers.labels()
-    for each in (layer, layer, None):
-        helpers.quiet_fit(model, x, y, batch_size=6, augmentation=each)
-        compiled.append(model.train_function)
-    assert compiled[0] is compiled[1] is not compiled[2]
+def test_an_augmentation_that_has_changed_since_the_last_fit_is_examined_again():
+    class Switched(keras.layers.Layer):
+        mixes = False
+
+        def call(self, x):
+            return x + ops.mean(x, axis=0) if self.mixes else x
+
+    model, layer = helpers.compiled(run_eagerly=True), Switched()
+    options = {"batch_size": 6, "augmentation": layer}
+    helpers.quiet_fit(model, helpers.features(), helpers.labels(), **options)
+    layer.mixes = True
+    with pytest.raises(ValueError, match="It mixes examples"):
+        helpers.quiet_fit(model, helpers.features(), helpers.labels(), **options)
 
 
 def test_images_in_a_dict_with_layers_of_keras():

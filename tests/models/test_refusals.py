@@ -113,6 +113,24 @@ def with_layer(message, name):
     return model_with(layer, run_eagerly=name in EAGERLY, **options)
 
 
+class AboveMean(layers.Layer):
+    """Masks the rows below the mean of the batch."""
+
+    supports_masking = True
+
+    def compute_mask(self, x, mask=None):
+        return x[:, 0] >= ops.mean(x[:, 0])
+
+    def call(self, x, mask=None):
+        return x * 1.0
+
+
+def masking_for_the_loss():
+    """No layer of the model heeds the mask; losses of Keras do."""
+    stack = [keras.Input((helpers.NUM_FEATURES,)), layers.Dense(3), AboveMean()]
+    return helpers.compiled(ka.PrivateSequential(stack))
+
+
 def masked(inputs, layer):
     """Padding is refused even where the data at hand have none."""
     pooled = layers.GlobalAveragePooling1D()(
@@ -196,6 +214,7 @@ MODELS = {
     "quantized": (quantized, "hidden: Quantization to float8"),
     "masks of numbers": (partial(masked, NUMBERS, layers.Masking(-1.0)), f"culprit: {MIXES}"),
     "masks of ids": (partial(masked, keras.Input((6,)), EMBEDDING), f"culprit: {MIXES}"),
+    "masks that losses heed": (masking_for_the_loss, MIXES),
     "layers of one name": (partial(two_of_one_name, True), f"scale: .*{STATE}"),
     "metric": (COMPILE(metrics=[unsafe.WithoutWeights()]), "without_weights: .* takes no"),
     # `check` knows neither the data nor what `fit` is given.
@@ -305,6 +324,14 @@ def test_a_layer_that_changes_between_fits_is_refused_where_the_step_is_compiled
     options = {"batch_size": BATCH_SIZE, "sampling": sampling, **(options or {})}
     with pytest.raises(ValueError, match=f"culprit: {MIXES}"):
         helpers.quiet_fit(model, X, Y, **options)
+
+
+def test_a_layer_that_is_added_between_fits_is_refused():
+    model = helpers.compiled(ka.PrivateSequential([keras.Input((4,)), layers.Dense(3)]))
+    helpers.quiet_fit(model, X, Y, batch_size=BATCH_SIZE)
+    model.add(Unsafe(lambda layer, x, training: add_mean(x)))
+    with pytest.raises(ValueError, match=f"culprit: {MIXES}"):
+        helpers.quiet_fit(model, X, Y, batch_size=BATCH_SIZE)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])

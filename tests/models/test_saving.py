@@ -470,3 +470,38 @@ def test_nothing_else_is_trained_or_compiled_in_the_middle_of_a_run():
         with pytest.raises(RuntimeError, match=message):
             trained(model, 1, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=function)])
     assert model.privacy_ledger.steps == other.privacy_ledger.steps == 5
+
+
+class WithOwnLoading(ka.PrivateModel):
+    """Loads its own weights by itself."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = keras.layers.Dense(helpers.NUM_CLASSES)
+
+    def build(self, shape):
+        self.scale = self.add_weight((), "ones", name="scale")
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.scale * self.dense(x)
+
+    def load_own_variables(self, store):
+        self.scale.assign(store["0"])
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_model_that_loads_its_own_weights_has_their_ledger(is_damaged, tmp_path):
+    path, other = tmp_path / "model.weights.h5", WithOwnLoading()
+    trained(helpers.compiled(WithOwnLoading())).save_weights(path)
+    other.build((None, helpers.NUM_FEATURES))
+    if is_damaged:
+        with h5py.File(path, "r+") as file:
+            file["ledger_in_files/vars/privacy_ledger"][...] *= -1
+        with contextlib.suppress(ValueError):
+            other.load_weights(path)
+        with pytest.raises(RuntimeError, match="is not known"):
+            other.privacy_ledger  # noqa: B018
+        return
+    other.load_weights(path)
+    assert other.privacy_ledger.steps == 3
