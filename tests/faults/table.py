@@ -573,7 +573,7 @@ federated/test_refusals.py::test_a_loss_that_counts_padding_or_draws_is_refused
 - for each in (y_pred, keras.tree.map_structure(_made_different, y_pred)):
 + for each in (y_pred,):
 # clients of a function share one array | federated/clients.py
-soundness/test_rules_refilled_arrays.py::test_examples_of_a_client_are_those_of_no_other
+federated/test_clients.py::test_a_function_may_use_its_array_again
 - examples = copied(found if _is_pair(found) else (found, None))
 + examples = found if _is_pair(found) else (found, None)
 # a client that ends its process ends its node | federated/node_training.py
@@ -746,10 +746,10 @@ callbacks/test_privacy_callback.py::test_steps_that_are_loaded_within_an_epoch_c
 - last = run_callbacks.StepCheck(budgets)
 + last = run_callbacks.StepCheck([])
 # processes that were forked off count as one run | optimizers/accounted_optimizer.py
-soundness/test_rules_ledger.py::test_a_process_that_is_forked_off_counts_as_another_owner_and_draws_other_noise
+soundness/test_rules_ledger.py::test_a_process_that_was_forked_off_counts_its_steps_as_another_owner
 -             self._ledger.renew_owner()
 # processes that were forked off draw the same noise | optimizers/accounted_optimizer.py
-soundness/test_rules_ledger.py::test_a_process_that_is_forked_off_counts_as_another_owner_and_draws_other_noise
+soundness/test_rules_ledger.py::test_a_process_that_is_forked_off_within_a_run_draws_noise_of_its_own
 -             self._ledger.renew_owner()
 -             self._renew_key()
 +             self._ledger.renew_owner()

@@ -306,3 +306,17 @@ def test_partitions_divide_evenly_and_by_labels():
     assert largest_share(clients, fine // 4) > 0.6
     assert largest_share(clients, fine) < 0.5
     assert partition.by_key(np.array(["y", "x", "y", "z"])).tolist() == [1, 0, 1, 2]
+
+
+def test_a_function_may_use_its_array_again():
+    """Otherwise one client's data would be in the contributions of others."""
+    buffer = np.zeros((2, 3), "float32")
+
+    def read(client):
+        buffer[:] = client
+        return buffer
+
+    clients = ClientData.from_function([1, 2], read)
+    first, _ = clients.examples_at(0)
+    clients.examples_at(1)
+    assert (first == 1.0).all()

@@ -190,7 +190,7 @@ def test_steps_before_an_evaluation_or_a_load_count_where_a_later_step_fails(kin
     assert steps(model) == {"later": 6, "evaluated": 4, "loaded": 9}[kind]
 
 
-def test_a_process_that_is_forked_off_counts_as_another_owner_and_draws_other_noise(monkeypatch):
+def test_a_process_that_is_forked_off_within_a_run_draws_noise_of_its_own(monkeypatch):
     """As it sees itself, where forking is safe only on PyTorch."""
     model, keys = setups.line_model(setups.dp_sgd(seed=3)), []
 
@@ -203,8 +203,12 @@ def test_a_process_that_is_forked_off_counts_as_another_owner_and_draws_other_no
     x, y = setups.line_data([1.0] * 12)
     model.fit(x, y, batch_size=4, steps_per_epoch=4, verbose=0, callbacks=[Fork()])
     assert keys[0] == keys[1] != keys[2] == keys[3]
+
+
+def test_a_process_that_was_forked_off_counts_its_steps_as_another_owner(monkeypatch):
+    model = train(setups.line_model(setups.dp_sgd(seed=3)), 4)
     before = model.privacy_ledger
-    monkeypatch.setattr(os, "getpid", lambda: -2)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
     ours = train(model, 3).privacy_ledger
     assert (before.steps, ours.steps) == (4, 7)
     # What the process made that forked it off, or another that it forked off.
