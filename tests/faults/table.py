@@ -689,15 +689,8 @@ models/test_saving.py::test_files_of_earlier_versions_are_refused
 + if False:
 # weights that were loaded before an interruption have no ledger | training/saved_state.py
 models/test_saving.py::test_weights_that_were_loaded_before_an_interruption_bring_their_ledger
--         try:
--             self._load_saved_ledger(store)
--         except Exception as error:  # Keras goes on after any.
--             self._lose_ledger(str(error))
--             raise
--         super().load_own_variables(store)
--         self._build_optimizer()
-+         super().load_own_variables(store)
-+         self._build_optimizer()
+-             self._take_over(self._ledger_at(store))
++             pass
 # what is built on weights of an unknown ledger has none | training/spending.py
 models/test_saving.py::test_what_is_built_on_weights_of_an_unknown_ledger_does_not_know_it_either
 - return next((each.lost for each in self._other_accounts() if each.lost), None)

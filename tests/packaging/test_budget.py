@@ -21,16 +21,16 @@ PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
     "accounting": (2_045, 14),
-    "federated": (1_816, 15),
+    "federated": (1_817, 15),
     "gradients": (1_780, 17),
-    "training": (1_709, 11),
+    "training": (1_721, 11),
     "backend": (1_376, 10),
-    "examination": (1_174, 8),
+    "examination": (1_179, 8),
     "tuners": (1_083, 7),
     "optimizers": (1_065, 7),
     "sampling": (751, 7),
     "clipping": (651, 12),
-    "models": (629, 6),
+    "models": (630, 6),
     "integrations": (586, 8),
     ".": (437, 7),
     "audit": (356, 4),
@@ -39,7 +39,7 @@ FOLDERS = {
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 24_917
+LINES_OF_TESTS = 25_019
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
 EXECUTED = {"before the first step": (51, 631), "in a step": (36, 217)}
 # How much smaller than its row a figure may be.
