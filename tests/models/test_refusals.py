@@ -522,7 +522,7 @@ DATA = {
     "a list of others": ({"x": [X, None], "y": None, "batch_size": None}, TypeError, "type list"),
     "nothing": ({"x": None, "y": None, "batch_size": None}, TypeError, "must be arrays"),
     "negative split": ({"validation_split": -0.5}, ValueError, "validation_split=-0.5"),
-    "both weights": ({"class_weight": {0: 2}, "sample_weight": Y}, ValueError, "exclude each"),
+    "both weights": ({"class_weight": {0: 2}, "sample_weight": Y}, ValueError, "not both"),
     "sparse": ({"x": scipy.sparse.csr_matrix(X)}, TypeError, "`x` must be a dense array.*csr"),
 }
 
