@@ -190,7 +190,7 @@ def values_of_metrics(model):
     values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in model.metrics_variables]
     values = [value.tobytes() for value in values if value.any()]
     found = [data for data in values if len(data) > 4 or 0 not in data]
-    assert len(found) > 3
+    assert len(found) >= 2
     return found
 
 
