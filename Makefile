@@ -185,7 +185,7 @@ test-notebooks: $(VENV)/.installed-test
 	@echo "==> The notebooks of the documentation"
 	@KERAS_BACKEND=tensorflow $(PYTEST) tests/docs/test_notebooks.py
 
-# Puts each fault of the table into a copy of the package; about a quarter of an hour on two cores.
+# Puts each fault of the table into a copy of the package; about half an hour on two cores.
 test-faults: $(VENV)/.installed-test
 	@echo "==> The table of faults: every one must be caught"
 	@$(BIN)/python -m tests.faults.inject

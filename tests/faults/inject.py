@@ -3,7 +3,7 @@
     python -m tests.faults.inject [TITLE-PART ...]
 
 prints a Markdown table of the faults and the first test that fails with each. Ends with status 1
-if a fault survives. Needs PyTorch and TensorFlow; takes about a quarter of an hour on two cores.
+if a fault survives. Needs PyTorch and TensorFlow; takes about half an hour on two cores.
 """
 
 import itertools
