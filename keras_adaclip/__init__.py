@@ -59,7 +59,7 @@ if not _is_command():
 try:
     __version__ = version("keras-adaclip")
 except PackageNotFoundError:  # a checkout that is not installed
-    __version__ = "0.2.0"
+    __version__ = "0.3.0"
 
 __all__ = [
     "FederatedModel",

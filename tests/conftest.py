@@ -22,8 +22,12 @@ settings.register_profile("search", settings.get_profile("ci"), derandomize=Fals
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-# What is said of the noise holds for steps as users compile them.
-_COMPILED_AS_BY_USERS = ("tests.soundness", "tests.backend")
+# What is said of noise and rounding holds for steps as users compile them.
+_COMPILED_AS_BY_USERS = (
+    *(f"tests.soundness.test_{name}" for name in ("rules_noise", "rules_rounding", "whole_step")),
+    "tests.backend",
+)
+_ACCOUNTED_AS_BY_USERS = ("tests.accounting", "tests.docs", "keras_adaclip")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,6 +40,20 @@ def _compile_quickly(request):
     _optimize(keras.backend.backend(), False)
     yield
     _optimize(keras.backend.backend(), True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _account_coarsely(request):
+    """Computes epsilon on a grid that is 16 times as coarse, which still is an upper bound."""
+    accountants = sys.modules.get("keras_adaclip.accounting.accountants")
+    if accountants is None or request.module.__name__.startswith(_ACCOUNTED_AS_BY_USERS):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accountants, "_INTERVAL", 16 * accountants._INTERVAL)
+        accountants.composed_epsilon.cache_clear()
+        yield
+    accountants.composed_epsilon.cache_clear()
 
 
 def _optimize(backend, is_on):

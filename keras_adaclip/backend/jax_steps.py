@@ -30,8 +30,10 @@ from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
 from keras_adaclip.backend.counter_gaussian import rounded_size, standard_normal, threefry
 from keras_adaclip.backend.jax_gradients import purified
 
-# What examines a model runs a few times only, and compiles in a third of the time with this.
-_QUICK_COMPILATION = {"xla_backend_optimization_level": "0", "xla_cpu_use_fusion_emitters": False}
+# What examines a model runs a few times only, and compiles in half of the time with this; what runs
+# on a few rows, in a third.
+_QUICK_COMPILATION = {"xla_cpu_use_fusion_emitters": False}
+_QUICKEST_COMPILATION = {"xla_backend_optimization_level": "0", **_QUICK_COMPILATION}
 _FEW_RUNS = 2
 _SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 _SUPPORTED = (keras.distribution.DataParallel, keras.distribution.ModelParallel)
@@ -158,7 +160,7 @@ _fused_normal = jax.jit(standard_normal, static_argnums=0)
 
 def evaluate_each(function: Function, variables: Variables, arguments: Sequence[Any]) -> list[Any]:
     """Override: compiled once for all arguments."""
-    options = _known(_QUICK_COMPILATION) if len(arguments) <= _FEW_RUNS else None
+    options = _known(_QUICKEST_COMPILATION) if len(arguments) <= _FEW_RUNS else None
     pure = purified(function, variables)
     compiled = jax.jit(lambda *given: pure(*given)[0], compiler_options=options)
     values = [variable.value for variable in variables]
@@ -182,7 +184,8 @@ class Evaluator(contract.Evaluator):
 
         if not needs_fixed_shapes(self._model):
             return precise
-        compiled = jax.jit(precise, compiler_options=_known(_QUICK_COMPILATION))
+        options = _QUICKEST_COMPILATION if self._is_brief else _QUICK_COMPILATION
+        compiled = jax.jit(precise, compiler_options=_known(options))
         # Callbacks to Python, and references that are written to.
         effects = compiled.trace(rows, further).jaxpr.effects
         self.effects = Effects(writes=any("Debug" not in str(type(each)) for each in effects))

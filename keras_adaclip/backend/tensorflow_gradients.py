@@ -9,6 +9,8 @@ from keras_adaclip.backend import contract
 from keras_adaclip.backend.contract import Function, ResultAndGradients, Tensor, Tensors, Variables
 from keras_adaclip.backend.tensorflow_steps import computes_on_cpu
 
+_FEW_ROWS = 32
+
 
 def differentiate_at_taps(function: Function, variables: Variables) -> ResultAndGradients:
     """Override: watches a copy of each tapped tensor with a gradient tape."""
@@ -46,8 +48,13 @@ def _gradients(tape: Any, target: Tensor, by: list[Tensor]) -> list[Tensor]:
 def map_examples(function: Function, values: list[Tensor]) -> list[Tensor]:
     """Override: takes the gradients inside of the map.
 
-    Taken outside, XLA would treat the rows as constants and compile again for every batch.
+    Taken outside, XLA would treat the rows as constants and compile again for every batch. A few
+    rows outside of a graph, such as those of a plan's proof, are taken one by one: an eager map
+    traces its function in each call, which takes as long as a hundred rows.
     """
+    if tf.executing_eagerly() and len(values[0]) <= _FEW_ROWS:
+        alone = [function(list(row)) for row in zip(*map(tf.unstack, values), strict=True)]
+        return [tf.stack(parts) for parts in zip(*alone, strict=True)]
     numbers = [number for number, value in enumerate(values) if value.dtype.is_floating]
 
     def one_example(row: Tensors) -> list[Tensor]:

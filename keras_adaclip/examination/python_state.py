@@ -19,6 +19,7 @@ _DEPTH = 7
 _OWN = ("keras", "keras_adaclip")
 _LIBRARIES = (*_OWN, "tensorflow", "jax", "jaxlib", "builtins", "numpy", "torch")
 _NOT_STATE = (keras.Variable, keras.Layer, keras.KerasTensor, type)
+_NUMBERS = (int, float, complex, np.ndarray, np.generic)
 _LISTS = (list, tuple, set, frozenset, deque)
 
 
@@ -76,8 +77,9 @@ def _numbers_in(
 
     None stands for a tensor that is being traced.
     """
-    array = None if isinstance(value, _NOT_STATE) else _as_array(value)
-    if array is not None or backend.is_traced(value):
+    is_traced = not isinstance(value, _NUMBERS) and backend.is_traced(value)
+    array = None if is_traced or isinstance(value, _NOT_STATE) else _as_array(value)
+    if array is not None or is_traced:
         yield path, array
     elif not isinstance(value, _NOT_STATE) and id(value) not in seen and len(path) <= _DEPTH:
         seen.add(id(value))
@@ -102,10 +104,10 @@ def _children(value: Any) -> Any:
 
 def _as_array(value: Any) -> np.ndarray | None:
     """Return the value as an array of numbers, or None if it is none."""
+    is_number = isinstance(value, _NUMBERS)
     # A `tf.Variable` is no tensor, but has both attributes.
-    is_tensor = ops.is_tensor(value) or (hasattr(value, "numpy") and hasattr(value, "dtype"))
-    is_number = isinstance(value, (int, float, complex, np.ndarray, np.generic))
-    if backend.is_traced(value) or not (is_tensor or is_number):
+    is_tensor = hasattr(value, "dtype") and (hasattr(value, "numpy") or ops.is_tensor(value))
+    if not (is_tensor or is_number):
         return None
     # Tensors without values, those that were deleted, and handles of tables cannot be converted.
     convert = np.array if is_number else ops.convert_to_numpy

@@ -49,16 +49,16 @@ CONVOLUTIONS = [
         {},
         {"padding": "same", "activation": "tanh"},
         {"padding": "same", "dilation_rate": 2, "use_bias": False},
-        {"padding": "same", "strides": 3},
+        {"padding": "same", "strides": 3} if is_jax else {"strides": 3, "groups": 2},
     )
+    if is_jax or kind is layers.Conv2D
 ]
-if is_jax:
-    FAST = [
-        (lambda kind=kind, size=size, arguments=arguments: kind(6, size, **arguments), shape)
-        for kind, size, shape, arguments in CONVOLUTIONS
-    ]
-else:
-    FAST = [
+FAST = [
+    (lambda kind=kind, size=size, arguments=arguments: kind(6, size, **arguments), shape)
+    for kind, size, shape, arguments in CONVOLUTIONS
+]
+if is_torch:
+    FAST += [
         (lambda: layers.MaxPooling2D(2), (2, 6, 7, 8)),
         (lambda: layers.MaxPooling2D((3, 2), (1, 2)), (2, 6, 7, 8)),
         (lambda: layers.AveragePooling2D((3, 2), (1, 2)), (2, 6, 7, 8)),
@@ -83,7 +83,9 @@ def test_fast_calls_give_the_outputs_and_gradients_of_the_layers(make, shape):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-changed = layers.Conv2D(3, 2)
+adapted, changed = layers.Conv2D(3, 2), layers.Conv2D(3, 2)
+adapted.build((None, 4, 4, 2))
+adapted.enable_lora(1)
 changed.convolution_op = lambda inputs, kernel: inputs
 
 
@@ -99,6 +101,7 @@ changed.convolution_op = lambda inputs, kernel: inputs
         layers.Conv1D(4, 2, padding="causal"),
         StandardizedConv2D(3, 2),
         changed,
+        *([adapted, layers.Conv2D(3, 2, strides=2, padding="same")] if is_torch else []),
         *([layers.Conv2D(4, 2, groups=2), layers.MaxPooling2D()] if is_jax else []),
         layers.Dense(2),
     ],
@@ -109,7 +112,7 @@ def test_other_layers_have_no_fast_call(layer):
 
 
 def test_a_step_uses_fast_calls_except_where_the_user_replaced_a_call(monkeypatch):
-    made = [layers.AveragePooling2D(2, 1), layers.GroupNormalization(1), layers.MaxPooling2D(2, 1)]
+    made = [layers.Conv2D(3, 2), layers.GroupNormalization(1), layers.MaxPooling2D(2, 1)]
     made += [layers.AveragePooling2D(1), layers.Flatten(), layers.Dense(2)]
     model = stack(*made, shape=(5, 4, 2))
     x, y = images((3, 5, 4, 2)), images((3, 2), seed=1)
