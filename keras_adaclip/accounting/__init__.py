@@ -45,7 +45,7 @@ from keras_adaclip.accounting.report import (
     check_report_path,
     software_versions,
 )
-from keras_adaclip.accounting.row import LedgerRow, Mechanism
+from keras_adaclip.accounting.row import LedgerRow, Mechanism, rows_of_epochs
 from keras_adaclip.accounting.saved_ledger import (
     CHANGED,
     DIGEST_SIZE,

@@ -116,11 +116,19 @@ class Ledger:
 
         Args:
             delta: The delta that was asked for; None for the default of the largest data set.
-            num_examples: Units of the next data set.
+            num_examples: Units of the next data set, 0 if unknown.
+
+        Raises:
+            ValueError: If no delta was asked for, and no data set of two or more units is known.
         """
         # With a larger delta, a smaller data set would renew the budget.
-        delta = delta or default_delta(max(num_examples, self.num_examples, 2))
-        return min(delta, self.promised_delta)
+        num_examples = max(num_examples, self.num_examples)
+        if delta is None and num_examples < 2:
+            raise ValueError(
+                "The default delta is computed from the number of examples (or clients), which "
+                f"must be known and above one. Give `delta`. Received: {num_examples} (0: unknown)"
+            )
+        return min(delta or default_delta(num_examples), self.promised_delta)
 
     def append(self, row: LedgerRow) -> Self:
         """The ledger with `row` as the one that runs from now on.

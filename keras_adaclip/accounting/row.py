@@ -9,7 +9,7 @@ in memory.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -248,6 +248,19 @@ class LedgerRow(Mechanism):
         """A fresh row with the same noise, in which every step is one full release."""
         return dataclasses.replace(self.emptied(), sampling=Sampling.STREAM, max_batch_size=0)
 
+    def behind(self, before: Self, is_pass: bool) -> Self:
+        """The row that counts an epoch whose noise differs from that of the epoch before.
+
+        A pass over the data goes on where an epoch ends within it. What is left of it and the next
+        pass may show a unit twice, so each step counts as a full release.
+
+        Args:
+            before: The row of the epoch before.
+            is_pass: Whether the epoch begins a new pass.
+        """
+        is_within = before.free_steps > 0 or before.sampling is not self.sampling
+        return self.as_stream() if is_within and not is_pass else self
+
     def plus(self, other: Self) -> Self:
         """The row with the counts of another one added.
 
@@ -348,3 +361,21 @@ class LedgerRow(Mechanism):
             f"z = {self.noise_multiplier:.6g}"
             f"{'' if releases == self.steps else f', {releases:,} releases'}"
         )
+
+
+def rows_of_epochs(epochs: Iterable[tuple[LedgerRow, int]], is_pass: bool) -> list[LedgerRow]:
+    """What the epochs of a run add to the ledger.
+
+    Args:
+        epochs: For each epoch the row of its mechanism before any step, and its number of steps.
+        is_pass: Whether each epoch begins a new pass over the data.
+    """
+    rows = list[LedgerRow]()
+    for row, num_steps in epochs:
+        if rows and rows[-1].noise_multiplier == row.noise_multiplier:
+            row = rows.pop()
+            row = row.begin_segment() if is_pass else row
+        elif rows:
+            row = row.behind(rows[-1], is_pass)
+        rows.append(row.advance(num_steps))
+    return rows

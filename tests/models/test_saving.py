@@ -20,6 +20,7 @@ from keras_adaclip.accounting import (
     Sampling,
     read_ledger,
 )
+from keras_adaclip.training import weights
 from tests.models import helpers
 
 X, Y = helpers.features(), helpers.labels()
@@ -192,7 +193,7 @@ def test_a_model_and_its_layers_bring_the_whole_ledger(how, tmp_path):
 
 
 def unchanged(model):
-    if model._weights_unchanged() is False:
+    if weights.weights_are_unchanged(model.weights) is False:
         with helpers.warns("something outside of it has changed"):
             spent = model.privacy_spent(DELTA)
         assert "changed outside of private training" in str(spent)
