@@ -233,7 +233,7 @@ class PlannedRun:
         if not is_noise_schedule(noise_multiplier):
             noise = _checks.check_noise_multiplier(noise_multiplier)
             rounded = np.float32(noise)
-            if rounded > noise:
+            if float(rounded) > noise:
                 rounded = np.nextafter(rounded, np.float32(0))
             row = dataclasses.replace(self.mechanism, noise_multiplier=float(rounded))
             return [row.advance(self.num_steps)]

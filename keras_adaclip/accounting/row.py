@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from keras_adaclip import _checks
 from keras_adaclip._checks import INT32_MAX
-from keras_adaclip.accounting.kinds import NUM_COST_ROWS, Sampling, SelectionCost, Unit
+from keras_adaclip.accounting.kinds import Sampling, SelectionCost, Unit
 
-# In the first integer of a row: sampling + 16 unit + 1024 if the rows behind hold its selection.
+# In the first integer of a row: sampling + 16 unit.
 _KINDS_OF_SAMPLING = 16
-SELECTED = 1 << 10
 _SELECTED_LABEL = "selected"
 
 
@@ -165,6 +164,10 @@ class LedgerRow(Mechanism):
 
     _minima: ClassVar = {**Mechanism._minima, "steps": 0, "releases": 0, "free_steps": 0}
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.check_integer("owner", self.owner, minimum=-(2**63), maximum=2**63 - 1)
+
     def _broken_rules(self) -> Iterator[str]:
         """Yield a sentence about each pair of numbers that contradict each other."""
         yield from super()._broken_rules()
@@ -204,11 +207,6 @@ class LedgerRow(Mechanism):
     def key(self) -> tuple[object, ...]:
         """The owner and the mechanism: the counter that the row is."""
         return (self.owner, *self.mechanism)
-
-    @property
-    def num_table_rows(self) -> int:
-        """Rows that it takes in a table of integers."""
-        return 1 if self.selection is None else 1 + NUM_COST_ROWS
 
     def advance(self, num_steps: int) -> Self:
         """The row after `num_steps` more steps.
@@ -282,8 +280,8 @@ class LedgerRow(Mechanism):
         return dataclasses.replace(self, steps=steps, releases=releases, free_steps=0)
 
     def to_integers(self) -> npt.NDArray[np.int32]:
-        """The row without its selection. Shape: `(11,)`, in the order of `from_integers`."""
-        kind = self.sampling + _KINDS_OF_SAMPLING * self.unit + (SELECTED if self.selection else 0)
+        """The row, without a selection. Shape: `(11,)`, in the order of `from_integers`."""
+        kind = self.sampling + _KINDS_OF_SAMPLING * self.unit
         sizes = (self.expected_batch_size, self.num_examples, self.max_batch_size)
         noise = np.array([self.noise_multiplier], np.float32).view(np.int32)
         owner = np.array([self.owner], np.int64).view(np.int32)
@@ -291,16 +289,13 @@ class LedgerRow(Mechanism):
         return np.array([kind, *sizes, *noise, *owner, *counts], np.int32)
 
     @classmethod
-    def from_integers(
-        cls, integers: npt.NDArray[np.int32], selection: SelectionCost | None = None
-    ) -> Self:
+    def from_integers(cls, integers: npt.NDArray[np.int32]) -> Self:
         """The inverse of `to_integers`.
 
         Args:
             integers: Sampling and unit in one number, expected batch size, number of units,
                 largest batch, bits of the noise multiplier, owner in two numbers, steps of a
                 release, steps, releases and free steps. Shape: `(11,)`.
-            selection: The selection, which the integers do not hold.
 
         Returns:
             The row.
@@ -310,7 +305,6 @@ class LedgerRow(Mechanism):
         """
         integers = np.ascontiguousarray(integers, np.int32)
         kind, batch_size, num_examples, max_batch_size = integers[:4].tolist()
-        kind -= SELECTED if selection else 0
         # A negative kind was never written. It stays as it is, for the error to name it.
         unit, sampling = divmod(kind, _KINDS_OF_SAMPLING) if kind >= 0 else (0, kind)
         steps, releases, free_steps = integers[8:].tolist()
@@ -321,7 +315,6 @@ class LedgerRow(Mechanism):
             noise_multiplier=integers[4:5].view(np.float32).item(),
             unit=Unit(unit),
             max_batch_size=max_batch_size,
-            selection=selection,
             steps=steps,
             releases=releases,
             free_steps=free_steps,

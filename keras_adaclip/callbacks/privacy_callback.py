@@ -194,9 +194,8 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
                 f"The next {'step' if first == 1 else f'{first} steps'} would bring epsilon from "
                 f"{spent:.4g} to {after:.4g}, past the target of {target:g}, so "
                 f"{'training ends here' if self._steps_done else 'nothing was trained'}. Raise "
-                f"`target_epsilon`, `delta` or the noise multiplier, or lower `{size}`; "
-                "`keras_adaclip.accounting.calibrate_noise_multiplier` computes the noise of a "
-                f"whole run. Received: target_epsilon={target}, delta={delta:g}, "
+                f"`target_epsilon`, `delta` or the noise multiplier, or lower `{size}`. Received: "
+                f"target_epsilon={target}, delta={delta:g}, "
                 f"noise_multiplier={row.noise_multiplier:g}"
             )
         return allowed

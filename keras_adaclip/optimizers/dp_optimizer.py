@@ -317,8 +317,7 @@ class DPOptimizer(AccountedOptimizer):
                 f"releases. With {number} statistics a unit, none above `statistic_bound`, "
                 "1 / noise_multiplier**2 must be at least 1 / noise_of_sum**2 + "
                 f"{number} * (statistic_bound / noise_of_statistics)**2. Override `noise_split`, "
-                "and state `statistic_bound`. A strategy whose `statistics_fit_the_norm` has a "
-                "single group, and both have at least the noise of the total. "
+                "and state `statistic_bound`. "
                 f"Received: noise_multiplier={total}, noise_split -> {split}, "
                 f"statistic_bound={bound}"
             )

@@ -60,12 +60,7 @@ class ClipState:
                 f"(num_groups,) under 'clip_norm', here ({groups.num_groups},). "
                 f"Received: clip_norm={clip_norms!r}"
             )
-        self._shapes = {name: value.shape for name, value in state.items()}
-        # Without groups, an entry with one value for each group is a scalar.
-        self._variables = {
-            name: add_variable(name, value[0] if self._is_single(name) else value)
-            for name, value in state.items()
-        }
+        self._variables = {name: add_variable(name, value) for name, value in state.items()}
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -75,10 +70,7 @@ class ClipState:
     @property
     def current(self) -> Clipper:
         """Strategy, groups and state as tensors, for the gradient code."""
-        state = {
-            name: ops.reshape(variable.value, (1,)) if self._is_single(name) else variable.value
-            for name, variable in self._variables.items()
-        }
+        state = {name: variable.value for name, variable in self._variables.items()}
         return Clipper(self._strategy, self._groups, state)
 
     def begin_run(self, step: int, steps_per_epoch: int | None) -> None:
@@ -110,21 +102,14 @@ class ClipState:
             )
         return self.arrays()[name]
 
-    def _is_single(self, name: str) -> bool:
-        """Return whether the variable is a scalar instead of an array with one entry."""
-        return self._groups.is_flat and self._shapes[name] == (1,)
-
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the state as arrays."""
-        return {
-            name: np.reshape(backend.array_of(variable), self._shapes[name])
-            for name, variable in self._variables.items()
-        }
+        return {name: backend.array_of(variable) for name, variable in self._variables.items()}
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Assign new values to some variables of the state."""
         for name, value in values.items():
-            self._variables[name].assign(value[0] if self._is_single(name) else value)
+            self._variables[name].assign(value)
 
 
 class NoiseState:

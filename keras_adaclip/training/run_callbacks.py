@@ -123,13 +123,9 @@ class RunOfSteps(keras.callbacks.Callback):
             remedy = "give `fit` arrays or a `keras_adaclip.sampling.PoissonDataset`"
             if data.sampling is Sampling.SHUFFLE:
                 remedy = "leave `sampling='shuffle'` out"
+            sampling = Sampling.POISSON
             poisson = self._epsilon(
-                LedgerRow.open(
-                    Sampling.POISSON,
-                    row.expected_batch_size,
-                    row.num_examples,
-                    row.noise_multiplier,
-                ).advance(row.steps)
+                dataclasses.replace(row.emptied(), sampling=sampling).advance(row.steps)
                 for row in self._rows
             )
             words += (

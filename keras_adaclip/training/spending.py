@@ -138,7 +138,7 @@ class PrivacySpending(_MixedIn):
 
     def _lose_ledger(self, reason: str) -> None:
         """Let the weights remember for good that their ledger is not known, and why."""
-        self._include_loaded(Ledger())
+        self._include(Ledger(), self.variables)
         weights.put_on_account(self._parts(), Account(lost=reason))
 
     def _parts(self) -> list[Any]:
@@ -245,31 +245,29 @@ class PrivacySpending(_MixedIn):
         If two models train the same weights in turns, each includes all that the other has spent.
         """
         self._refuse_lost_ledger()
-        own, *others = self._accounts()
-        if any(other.is_open for other in others):
+        if any(other.is_open for other in self._accounts()[1:]):
             raise RuntimeError(
                 f"Model {self.name!r} shares weights with a private model whose `fit` is under "
                 "way: neither ledger would hold all that they learn. Train it after that `fit` has "
                 "returned."
             )
-        for other in others:
-            own.include(other.ledger)
-            own.used_seeds |= other.used_seeds
-        self._put_on_account(self.trainable_variables)
+        self._include(Ledger(), self.trainable_variables)
 
-    def _put_on_account(self, variables: Sequence[keras.Variable]) -> None:
-        """Let weights and their layers remember the account of this model."""
+    def _include(self, ledger: Ledger, variables: Sequence[keras.Variable]) -> None:
+        """Include a ledger and those of shared weights; some weights remember this account then.
+
+        Args:
+            ledger: The ledger.
+            variables: The weights. Their layers remember the account too.
+        """
+        own, *others = self._accounts()
+        for each in (ledger, *(other.ledger for other in others)):
+            own.include(each)
+        own.used_seeds = self.used_seeds
         numbers = {id(variable) for variable in variables}
         layers = [
             layer
             for layer in keras_private.flatten_layers(self)
             if any(id(variable) in numbers for variable in keras_private.own_variables(layer))
         ]
-        weights.put_on_account([*variables, *layers], self._accounts()[0])
-
-    def _include_loaded(self, ledger: Ledger) -> None:
-        """Include the ledger of weights that were loaded, and of those that they replaced."""
-        own, *others = self._accounts()
-        for each in (ledger, *(other.ledger for other in others)):
-            own.include(each)
-        self._put_on_account(self.variables)
+        weights.put_on_account([*variables, *layers], own)

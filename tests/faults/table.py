@@ -399,8 +399,8 @@ optimizers/test_ledger_state.py::test_a_replaced_ledger_counts_later_steps_on_to
 + promised = Ledger()
 # a state tree leaves out what a run has pledged | training/saved_state.py
 soundness/test_rules_saved_state.py::test_files_and_state_trees_hold_what_a_run_has_pledged
-- state[LEDGER_KEY] = Ledger.from_array(state[LEDGER_KEY]).to_array(_ROWS_IN_TREES)
-+ state[LEDGER_KEY] = self.privacy_ledger.to_array(_ROWS_IN_TREES)
+- state[LEDGER_KEY] = Ledger.from_array(state[LEDGER_KEY]).to_array(_BYTES_IN_TREES)
++ state[LEDGER_KEY] = self.privacy_ledger.to_array(_BYTES_IN_TREES)
 # a run begins behind the steps of a variable that was reset | optimizers/state.py
 optimizers/test_ledger_state.py::test_no_sequence_of_events_loses_a_step_or_counts_it_twice
 - row = next(known, row.emptied()).begin_segment()
@@ -412,7 +412,8 @@ optimizers/test_ledger_state.py::test_no_sequence_of_events_loses_a_step_or_coun
 +         return Ledger(rows).merge(self._known)
 # layers of a loaded model forget its ledger | training/spending.py
 models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger
--         self._put_on_account(self.variables)
+- weights.put_on_account([*variables, *layers], own)
++ pass
 # weights that moved outside pass for trained ones | training/weights.py
 models/test_saving.py::test_weights_that_moved_outside_are_said_to_have
 -     return None if now == UNKNOWN else now == digest
@@ -675,12 +676,12 @@ models/test_refusals.py::test_a_batch_normalization_whose_mode_changes_meanwhile
 - if layer.trainable and training is not None and training is not False:
 + if False:
 # weights that come past a mismatch leave their ledger behind | training/saved_state.py
-models/test_saving.py::test_loaded_without_compiling
+models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger
 -         self._load_privacy_state(state)
 -         if self.tuning
 +         if self.tuning
 # a file of a model is written without its ledger | training/saved_state.py
-models/test_saving.py::test_loaded_without_compiling
+models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger
 - for key, value in model._privacy_state().items():
 + for key, value in ():
 # a file of an earlier version is taken for one without a ledger | training/saved_state.py
@@ -712,7 +713,7 @@ models/test_saving.py::test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_
 +         if False:
 # shared weights trained by a model in the middle of another one's run | training/spending.py
 models/test_saving.py::test_nothing_else_is_trained_or_compiled_in_the_middle_of_a_run
-- if any(other.is_open for other in others):
+- if any(other.is_open for other in self._accounts()[1:]):
 + if False:
 # the examination sees no padded sequences | examination/rows.py
 models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
@@ -754,8 +755,8 @@ models/test_saving.py::test_the_state_of_another_optimizer_is_refused_and_its_le
 +             if False:
 # layers that are quantized lose their ledger | training/spending.py
 soundness/test_rules_ledger.py::test_layers_that_are_quantized_carry_the_ledger_on
-- weights.put_on_account([*variables, *layers], self._accounts()[0])
-+ weights.put_on_account(variables, self._accounts()[0])
+- weights.put_on_account([*variables, *layers], own)
++ weights.put_on_account(variables, own)
 # digests of a file taken for weights that do not fit it | training/saved_state.py
 models/test_saving.py::test_weights_that_do_not_fit_a_file_keep_what_is_known_of_them
 - if not (skip_mismatch or kwargs):
@@ -813,8 +814,8 @@ optimizers/test_planned_delta.py::test_the_promised_delta_stays_with_the_ledger
 + pass
 # the promised delta is not saved | accounting/ledger.py
 models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger
-- index = int(self.promised_delta < 1.0)
-+ index = 0
+- return json.dumps(dataclasses.asdict(self), default=sorted)
++ return json.dumps({**dataclasses.asdict(self), "promised_delta": 1}, default=sorted)
 # an older file brings back a larger delta | accounting/ledger.py
 optimizers/test_planned_delta.py::test_the_promised_delta_stays_with_the_ledger
 - promised = min(self.promised_delta, other.promised_delta)

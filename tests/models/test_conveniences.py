@@ -134,9 +134,7 @@ LIKE_ARRAYS = (
     "test_tensors_lists_and_frames_are_arrays_whose_last_rows_may_validate"
 )
 SAMPLED = "models/test_sampling_in_fit.py::test_the_ledger_says_how_examples_were_sampled"
-IN_EVERY_MODE = (
-    "soundness/test_rules_schedules.py::test_each_epoch_has_the_noise_of_its_first_step"
-)
+IN_EVERY_MODE = "soundness/test_rules_schedules.py::test_each_epoch_has_the_noise_of_its_first_step"
 SAVED = "models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger"
 RESUMED = (
     "soundness/test_rules_survival.py::test_an_interrupted_run_never_ends_with_a_lower_epsilon"
