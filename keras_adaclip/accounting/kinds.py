@@ -37,7 +37,7 @@ class Unit(_Labelled):
 
 
 class Sampling(_Labelled):
-    """How the units of a step were drawn. 0 is reserved for empty rows of a table.
+    """How the units of a step were drawn. 0 is none, so that zeros are no row.
 
     `POISSON`: each unit independently, with the same probability at every step.
     `SHUFFLE`: batches of a shuffled pass over the data; a pass is one release.

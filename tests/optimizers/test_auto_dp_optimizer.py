@@ -39,7 +39,7 @@ def test_all_planned_steps_run_and_end_at_the_target(target, sampling, inner):
         assert float(model.optimizer.learning_rate) == pytest.approx(0.001)
 
 
-@pytest.mark.parametrize("max_batch_size", [None, 60, "auto"])
+@pytest.mark.parametrize("max_batch_size", [None, "auto"])
 def test_a_data_set_brings_its_batch_size(max_batch_size):
     model = compiled(AutoDPOptimizer(2.0, delta=1e-4))
     options = {"expected_batch_size": 40, "max_batch_size": max_batch_size}
