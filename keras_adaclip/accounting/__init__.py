@@ -36,7 +36,7 @@ from keras_adaclip.accounting.epsilon import (
 from keras_adaclip.accounting.events import neighboring_relation as rows_relation
 from keras_adaclip.accounting.events import require_truncation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
-from keras_adaclip.accounting.kinds import NUM_INTEGERS, Sampling, Unit
+from keras_adaclip.accounting.kinds import Sampling, Unit
 from keras_adaclip.accounting.ledger import Ledger
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
 from keras_adaclip.accounting.report import (
@@ -45,7 +45,7 @@ from keras_adaclip.accounting.report import (
     check_report_path,
     software_versions,
 )
-from keras_adaclip.accounting.row import LedgerRow, Mechanism
+from keras_adaclip.accounting.row import LedgerRow, Mechanism, rows_of_epochs
 from keras_adaclip.accounting.saved_ledger import (
     CHANGED,
     DIGEST_SIZE,

@@ -156,7 +156,8 @@ def _least_schedule(
         constant: The constant noise multiplier that roughly reaches the target.
         run: The run that the schedule is for.
     """
-    noises, steps = np.array(run.noises(schedule)).T
+    rows = run.rows(schedule)
+    noises, steps = np.array([(row.noise_multiplier, row.steps) for row in rows]).T
     if not noises.min() > 0:
         raise ValueError(
             "Argument `noise_schedule` must be positive at every epoch. "

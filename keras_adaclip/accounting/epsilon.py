@@ -100,8 +100,8 @@ def compute_epsilon(
 
     Args:
         noise_multiplier: Standard deviation of the noise over the clip norm, at least 0. Training
-            rounds it to float32; the smaller of the two values counts here. A schedule is read
-            once an epoch, at the first step of the epoch, and each value is rounded to float32. By
+            rounds it to the nearest float32, and here it is rounded down. A schedule is read once
+            an epoch, at the first step of the epoch, and each value is rounded to the nearest. By
             PLD, 40 epochs of different noise take several seconds.
         num_examples: Number of units (examples or clients) in the data, which counts as public.
         batch_size: Expected number of units a step.

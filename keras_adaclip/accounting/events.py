@@ -46,13 +46,13 @@ import dataclasses
 import importlib
 import math
 from collections.abc import Iterable
-from typing import Any, Protocol, Self, TypeGuard
+from typing import Any, Self
 
 import numpy as np
 
 from keras_adaclip import _checks
 from keras_adaclip.accounting.kinds import Sampling
-from keras_adaclip.accounting.row import LedgerRow
+from keras_adaclip.accounting.row import LedgerRow, rows_of_epochs
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 ZERO_OUT = "zero_out"
@@ -100,38 +100,26 @@ def require_truncation() -> None:
         )
 
 
-def _release_event(
-    sampling: Sampling, noise_multiplier: float, num_examples: int, batch_size: int, most: int
-) -> DpEvent:
-    """One release; one step for samplings that amplify. `most` is the largest batch."""
-    if noise_multiplier == 0:
-        return dp.NonPrivateDpEvent()
-    if sampling is Sampling.POISSON and batch_size < num_examples:
-        event = dp.GaussianDpEvent(noise_multiplier)
-        return dp.PoissonSampledDpEvent(batch_size / num_examples, event)
-    if sampling is Sampling.TRUNCATED_POISSON:
-        require_truncation()
-        return dp.TruncatedSubsampledGaussianDpEvent(
-            num_examples, batch_size / num_examples, most, noise_multiplier
-        )
-    if sampling is Sampling.FIXED:
-        # Replacing a unit moves the sum by twice the clip norm.
-        event = dp.GaussianDpEvent(noise_multiplier / 2)
-        return dp.SampledWithoutReplacementDpEvent(num_examples, batch_size, event)
-    return dp.GaussianDpEvent(noise_multiplier)
-
-
 def row_event(row: LedgerRow, relation: str) -> DpEvent:
     """The event of one release of a row, in a ledger that is stated under a relation."""
+    noise, size, num_examples = row.noise_multiplier, row.expected_batch_size, row.num_examples
     if row.selection is not None:
         divergences = row.selection.divergences
         is_private = any(math.isfinite(each) for each in divergences)
         return SelectedRunsEvent(divergences) if is_private else dp.NonPrivateDpEvent()
-    sampling = row.sampling
-    if sampling is Sampling.FIXED and relation != REPLACE_ONE:
-        sampling = Sampling.STREAM
-    sizes = (row.num_examples, row.expected_batch_size, row.max_batch_size)
-    return _release_event(sampling, row.noise_multiplier, *sizes)
+    if noise == 0:
+        return dp.NonPrivateDpEvent()
+    if row.sampling is Sampling.POISSON and size < num_examples:
+        return dp.PoissonSampledDpEvent(size / num_examples, dp.GaussianDpEvent(noise))
+    if row.sampling is Sampling.TRUNCATED_POISSON:
+        require_truncation()
+        most = row.max_batch_size
+        return dp.TruncatedSubsampledGaussianDpEvent(num_examples, size / num_examples, most, noise)
+    if row.sampling is Sampling.FIXED and relation == REPLACE_ONE:
+        # Replacing a unit moves the sum by twice the clip norm.
+        event = dp.GaussianDpEvent(noise / 2)
+        return dp.SampledWithoutReplacementDpEvent(num_examples, size, event)
+    return dp.GaussianDpEvent(noise)
 
 
 def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> CountedEvents:
@@ -146,16 +134,13 @@ def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> Co
     """
     rows = tuple(rows)
     relation = neighboring_relation(rows) if relation is None else relation
-    return _counted((row_event(row, relation), row.releases) for row in rows if row.releases > 0)
-
-
-def _counted(events: Iterable[tuple[DpEvent, int]]) -> CountedEvents:
-    """Return the different events with their counts, the most recent one last."""
     counts: dict[DpEvent, int] = {}
-    for event, count in events:
-        # An event that comes again moves to the end. The events before the running one then stay
-        # the same from one epoch to the next, and their composition is cached.
-        counts[event] = counts.pop(event, 0) + count
+    for row in rows:
+        if row.releases > 0:
+            # An event that comes again moves to the end. The events before the running one then
+            # stay the same from one epoch to the next, and their composition is cached.
+            event = row_event(row, relation)
+            counts[event] = counts.pop(event, 0) + row.releases
     return tuple(counts.items())
 
 
@@ -175,19 +160,13 @@ def neighboring_relation(rows: Iterable[LedgerRow]) -> str:
     return ADD_OR_REMOVE_ONE if ran <= _POISSON else ZERO_OUT
 
 
-class NoiseSchedule(Protocol):
-    """The methods of a schedule that accounting needs; `keras_adaclip.schedules` has them."""
-
-    def value_at(self, step: int, steps_per_epoch: int | None = None) -> float:
-        """The value at a step, counted from 0."""
-
-    def scaled(self, factor: float) -> Self:
-        """The schedule with every value multiplied by `factor`."""
+# A schedule of `keras_adaclip.schedules`, which is not imported: Keras would come with it.
+NoiseSchedule = Any
 
 
-def is_noise_schedule(value: Any) -> TypeGuard[NoiseSchedule]:
-    """Whether `value` is a schedule rather than a number."""
-    return callable(getattr(value, "value_at", None)) and callable(getattr(value, "scaled", None))
+def is_noise_schedule(value: Any) -> bool:
+    """Whether `value` is a schedule of noise multipliers rather than a number."""
+    return hasattr(value, "value_at")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,20 +174,14 @@ class PlannedRun:
     """A run as planned, without its noise.
 
     Args:
-        num_examples: Number of units in the data.
-        batch_size: Expected number of units a step.
+        mechanism: The row before the first step, with any noise.
         num_steps: Number of steps.
-        sampling: How units are drawn.
         steps_per_epoch: Steps of an epoch. The last epoch may have fewer.
-        max_batch_size: The most units a step, for `TRUNCATED_POISSON`; 0 otherwise.
     """
 
-    num_examples: int
-    batch_size: int
+    mechanism: LedgerRow
     num_steps: int
-    sampling: Sampling
     steps_per_epoch: int
-    max_batch_size: int = 0
 
     @classmethod
     def of(
@@ -248,39 +221,29 @@ class PlannedRun:
             # No draw is larger than the data.
             most = most if most < num_examples else 0
             kind = Sampling.TRUNCATED_POISSON if most else kind
-        return cls(num_examples, batch_size, num_steps, kind, steps_per_epoch, most)
+        row = LedgerRow(kind, batch_size, num_examples, 0.0, max_batch_size=most)
+        return cls(row, num_steps, steps_per_epoch)
 
-    def noises(self, noise_multiplier: float | NoiseSchedule) -> list[tuple[float, int]]:
-        """Return the noise multipliers of the run, each with its number of steps.
+    def rows(self, noise_multiplier: Any) -> list[LedgerRow]:
+        """Return what the run adds to a ledger.
 
-        A number gives one pair, the smaller of itself and its float32. A schedule gives a pair for
-        epochs of one value: that at the first step of each epoch, as float32.
+        A schedule is read at the first step of each epoch. A number is rounded *down* to float32,
+        so that epsilon covers the number and what training makes of it.
         """
         if not is_noise_schedule(noise_multiplier):
             noise = _checks.check_noise_multiplier(noise_multiplier)
-            return [(min(noise, float(np.float32(noise))), self.num_steps)]
-        found: list[tuple[float, int]] = []
-        for first_step in range(0, self.num_steps, self.steps_per_epoch):
-            value = noise_multiplier.value_at(first_step, self.steps_per_epoch)
-            noise = float(np.float32(_checks.check_noise_multiplier(value)))
-            steps = min(self.steps_per_epoch, self.num_steps - first_step)
-            before = found.pop() if found and found[-1][0] == noise else (noise, 0)
-            found.append((noise, before[1] + steps))
-        return found
+            rounded = np.float32(noise)
+            if float(rounded) > noise:
+                rounded = np.nextafter(rounded, np.float32(0))
+            row = dataclasses.replace(self.mechanism, noise_multiplier=float(rounded))
+            return [row.advance(self.num_steps)]
+        size = self.steps_per_epoch
+        firsts = range(0, self.num_steps, size)
+        values = [noise_multiplier.value_at(first, size) for first in firsts]
+        rows = [dataclasses.replace(self.mechanism, noise_multiplier=value) for value in values]
+        sizes = (min(size, self.num_steps - first) for first in firsts)
+        return rows_of_epochs(zip(rows, sizes, strict=True), is_pass=False)
 
-    def events(self, noise_multiplier: float | NoiseSchedule) -> CountedEvents:
+    def events(self, noise_multiplier: Any) -> CountedEvents:
         """Return the events of the run, with their counts."""
-        per_release = 1
-        if self.sampling is Sampling.SHUFFLE:
-            per_release = math.ceil(self.num_examples / self.batch_size)
-        sizes, releases = (self.num_examples, self.batch_size, self.max_batch_size), []
-        is_within = False
-        for noise, steps in self.noises(noise_multiplier):
-            # Behind a change of the noise within a pass, every step counts: the pass goes on.
-            releases.append((noise, steps if is_within else math.ceil(steps / per_release)))
-            is_within = is_within or steps % per_release != 0
-        return _counted(
-            (_release_event(self.sampling, noise, *sizes), count)
-            for noise, count in releases
-            if count > 0
-        )
+        return counted_events(self.rows(noise_multiplier))

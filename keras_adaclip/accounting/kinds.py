@@ -2,10 +2,11 @@
 
 import dataclasses
 import enum
-from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from keras_adaclip import _checks
 
 Floats = npt.NDArray[np.float64]
 Orders = tuple[float, ...]
@@ -16,13 +17,7 @@ ORDERS: Orders = (
     *range(11, 64),
     *(128, 256, 512, 1024),
 )
-# Files hold the number of the distribution.
 DISTRIBUTIONS = ("geometric", "logarithmic", "poisson")
-
-NUM_INTEGERS = 11
-# A `SelectionCost` is stored as float64, in the bits of two integers each.
-_NUM_COST_INTEGERS = 2 * (3 + len(ORDERS))
-NUM_COST_ROWS = -(-_NUM_COST_INTEGERS // NUM_INTEGERS)
 
 
 class _Labelled(enum.IntEnum):
@@ -42,7 +37,7 @@ class Unit(_Labelled):
 
 
 class Sampling(_Labelled):
-    """How the units of a step were drawn. 0 is reserved for empty rows of a table.
+    """How the units of a step were drawn. 0 is none, so that zeros are no row.
 
     `POISSON`: each unit independently, with the same probability at every step.
     `SHUFFLE`: batches of a shuffled pass over the data; a pass is one release.
@@ -114,6 +109,10 @@ class SelectionCost:
     divergences: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        _checks.check_choice("distribution", self.distribution, DISTRIBUTIONS)
+        _checks.check_positive("mean_trials", self.mean_trials)
+        object.__setattr__(self, "samplings", frozenset(map(Sampling, self.samplings)))
+        object.__setattr__(self, "divergences", tuple(map(float, self.divergences)))
         are_divergences = all(divergence >= 0 for divergence in self.divergences)
         if len(self.divergences) != len(ORDERS) or not are_divergences or not self.samplings:
             raise ValueError(
@@ -121,32 +120,6 @@ class SelectionCost:
                 f"least one sampling scheme. Received: {len(self.divergences)} values for "
                 f"{len(self.samplings)} schemes"
             )
-
-    def to_integers(self) -> npt.NDArray[np.int32]:
-        """The bits of all values. Shape: `(num_table_rows - 1, 7)`."""
-        samplings = sum(1 << sampling for sampling in self.samplings)
-        number = DISTRIBUTIONS.index(self.distribution)
-        values = (number, self.mean_trials, samplings, *self.divergences)
-        return np.resize(np.array(values, "<f8").view(np.int32), (NUM_COST_ROWS, NUM_INTEGERS))
-
-    @classmethod
-    def from_integers(cls, integers: npt.NDArray[Any]) -> Self:
-        """The inverse of `to_integers`.
-
-        Args:
-            integers: The table.
-
-        Raises:
-            ValueError: If the table does not hold a selection.
-        """
-        if len(integers) != NUM_COST_ROWS:
-            raise ValueError("The privacy ledger is damaged: the cost of a selection is cut short.")
-        bits = np.ascontiguousarray(integers, np.int32).ravel()[:_NUM_COST_INTEGERS]
-        number, mean_trials, samplings, *divergences = bits.view("<f8").tolist()
-        if number not in range(len(DISTRIBUTIONS)) or samplings not in range(2 << max(Sampling)):
-            raise ValueError("The privacy ledger is damaged: a selection of an unknown kind.")
-        kinds = frozenset(each for each in Sampling if int(samplings) >> each & 1)
-        return cls(DISTRIBUTIONS[int(number)], mean_trials, kinds, tuple(divergences))
 
     def __str__(self) -> str:
         return selection_in_words(self.distribution, self.mean_trials)

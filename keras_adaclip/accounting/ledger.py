@@ -13,6 +13,7 @@ a budget.
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from typing import Self
 
@@ -21,11 +22,8 @@ import numpy.typing as npt
 
 from keras_adaclip._checks import check_between_0_and_1
 from keras_adaclip.accounting.epsilon import default_delta
-from keras_adaclip.accounting.kinds import NUM_COST_ROWS, NUM_INTEGERS, SelectionCost, Unit
-from keras_adaclip.accounting.row import SELECTED, LedgerRow
-
-# The first integer of a row of a table that holds the promised delta, in the next two.
-_PROMISE = -1
+from keras_adaclip.accounting.kinds import SelectionCost, Unit
+from keras_adaclip.accounting.row import LedgerRow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +114,19 @@ class Ledger:
 
         Args:
             delta: The delta that was asked for; None for the default of the largest data set.
-            num_examples: Units of the next data set.
+            num_examples: Units of the next data set, 0 if unknown.
+
+        Raises:
+            ValueError: If no delta was asked for, and no data set of two or more units is known.
         """
         # With a larger delta, a smaller data set would renew the budget.
-        delta = delta or default_delta(max(num_examples, self.num_examples, 2))
-        return min(delta, self.promised_delta)
+        num_examples = max(num_examples, self.num_examples)
+        if delta is None and num_examples < 2:
+            raise ValueError(
+                "The default delta is computed from the number of examples (or clients), which "
+                f"must be known and above one. Give `delta`. Received: {num_examples} (0: unknown)"
+            )
+        return min(delta or default_delta(num_examples), self.promised_delta)
 
     def append(self, row: LedgerRow) -> Self:
         """The ledger with `row` as the one that runs from now on.
@@ -218,59 +224,53 @@ class Ledger:
         promised = min(self.promised_delta, other.promised_delta)
         return dataclasses.replace(self, rows=tuple(rows.values()), promised_delta=promised)
 
-    def to_array(self, multiple: int = 1) -> npt.NDArray[np.int32]:
-        """The ledger as a table, for files.
-
-        Args:
-            multiple: The number of rows of the table is a multiple of this, at least once.
-
-        Returns:
-            Integers of shape `(rows, 11)`. Unused rows are 0, a promised delta takes the first,
-            and the running row is the last in use.
-        """
-        num_rows = int(self.promised_delta < 1.0) + sum(row.num_table_rows for row in self.rows)
-        table = np.zeros((max(1, -(-num_rows // multiple)) * multiple, NUM_INTEGERS), np.int32)
-        index = int(self.promised_delta < 1.0)
-        if index:
-            table[0, 0] = _PROMISE
-            table[0, 1:3] = np.array([self.promised_delta]).view(np.int32)
-        for row in self.rows:
-            table[index] = row.to_integers()
-            if row.selection is not None:
-                table[index + 1 : index + row.num_table_rows] = row.selection.to_integers()
-            index += row.num_table_rows
-        return table
+    def to_json(self) -> str:
+        """The ledger as a text: every field of every row under its name."""
+        # The sampling schemes of a selection are a set.
+        return json.dumps(dataclasses.asdict(self), default=sorted)
 
     @classmethod
-    def from_array(cls, table: npt.ArrayLike) -> Self:
+    def from_json(cls, text: str | bytes) -> Self:
+        """The inverse of `to_json`.
+
+        Args:
+            text: The text.
+
+        Raises:
+            ValueError: If it is no ledger, or the numbers of a row are impossible.
+        """
+        try:
+            document = json.loads(text)
+            rows = []
+            for fields in document["rows"]:
+                cost = fields["selection"]
+                cost = None if cost is None else SelectionCost(**cost)
+                rows.append(LedgerRow(**{**fields, "selection": cost}))
+            delta = document["promised_delta"]
+            return cls(tuple(rows), delta if delta == 1 else check_between_0_and_1("delta", delta))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"The privacy ledger is damaged: it must be the text that `to_json` has written. "
+                f"Load another copy of it. Received: {error}"
+            ) from error
+
+    def to_array(self, multiple: int = 1) -> npt.NDArray[np.uint8]:
+        """The bytes of `to_json`, for files.
+
+        Args:
+            multiple: Spaces fill the text up to a multiple of this number of bytes.
+        """
+        text = self.to_json().encode()
+        return np.frombuffer(text.ljust(-(-len(text) // multiple) * multiple), np.uint8)
+
+    @classmethod
+    def from_array(cls, values: npt.ArrayLike) -> Self:
         """The inverse of `to_array`.
 
         Args:
-            table: Integers, of shape `(rows, 11)`.
-
-        Returns:
-            The ledger.
+            values: The bytes.
 
         Raises:
-            ValueError: If the table is of another shape, or the numbers of a row are impossible.
+            ValueError: If they are no ledger, or the numbers of a row are impossible.
         """
-        table = np.asarray(table)
-        is_table = table.ndim == 2 and table.shape[1] == NUM_INTEGERS
-        if not is_table or not np.issubdtype(table.dtype, np.integer):
-            raise ValueError(
-                f"The table of a privacy ledger must have the shape (rows, {NUM_INTEGERS}) and "
-                f"hold integers. Received: shape {table.shape}, type {table.dtype}"
-            )
-        rows, index, promised = [], 0, 1.0
-        if len(table) and table[0, 0] == _PROMISE:
-            delta = np.ascontiguousarray(table[0, 1:3], np.int32).view(np.float64).item()
-            index, promised = 1, check_between_0_and_1("promised_delta", delta)
-        while index < len(table):
-            selection, end = None, index + 1
-            if table[index, 0] & SELECTED and table[index, 0] > 0:
-                end += NUM_COST_ROWS
-                selection = SelectionCost.from_integers(table[index + 1 : end])
-            if table[index].any():
-                rows.append(LedgerRow.from_integers(table[index], selection))
-            index = end
-        return cls(tuple(rows), promised)
+        return cls.from_json(np.asarray(values).astype(np.uint8).tobytes())

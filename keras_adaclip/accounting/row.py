@@ -9,7 +9,7 @@ in memory.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from keras_adaclip import _checks
 from keras_adaclip._checks import INT32_MAX
-from keras_adaclip.accounting.kinds import NUM_COST_ROWS, Sampling, SelectionCost, Unit
+from keras_adaclip.accounting.kinds import Sampling, SelectionCost, Unit
 
-# In the first integer of a row: sampling + 16 unit + 1024 if the rows behind hold its selection.
+# In the first integer of a row: sampling + 16 unit.
 _KINDS_OF_SAMPLING = 16
-SELECTED = 1 << 10
 _SELECTED_LABEL = "selected"
 
 
@@ -165,6 +164,10 @@ class LedgerRow(Mechanism):
 
     _minima: ClassVar = {**Mechanism._minima, "steps": 0, "releases": 0, "free_steps": 0}
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _checks.check_integer("owner", self.owner, minimum=-(2**63), maximum=2**63 - 1)
+
     def _broken_rules(self) -> Iterator[str]:
         """Yield a sentence about each pair of numbers that contradict each other."""
         yield from super()._broken_rules()
@@ -205,11 +208,6 @@ class LedgerRow(Mechanism):
         """The owner and the mechanism: the counter that the row is."""
         return (self.owner, *self.mechanism)
 
-    @property
-    def num_table_rows(self) -> int:
-        """Rows that it takes in a table of integers."""
-        return 1 if self.selection is None else 1 + NUM_COST_ROWS
-
     def advance(self, num_steps: int) -> Self:
         """The row after `num_steps` more steps.
 
@@ -248,6 +246,19 @@ class LedgerRow(Mechanism):
         """A fresh row with the same noise, in which every step is one full release."""
         return dataclasses.replace(self.emptied(), sampling=Sampling.STREAM, max_batch_size=0)
 
+    def behind(self, before: Self, is_pass: bool) -> Self:
+        """The row that counts an epoch whose noise differs from that of the epoch before.
+
+        A pass over the data goes on where an epoch ends within it. What is left of it and the next
+        pass may show a unit twice, so each step counts as a full release.
+
+        Args:
+            before: The row of the epoch before.
+            is_pass: Whether the epoch begins a new pass.
+        """
+        is_within = before.free_steps > 0 or before.sampling is not self.sampling
+        return self.as_stream() if is_within and not is_pass else self
+
     def plus(self, other: Self) -> Self:
         """The row with the counts of another one added.
 
@@ -269,8 +280,8 @@ class LedgerRow(Mechanism):
         return dataclasses.replace(self, steps=steps, releases=releases, free_steps=0)
 
     def to_integers(self) -> npt.NDArray[np.int32]:
-        """The row without its selection. Shape: `(11,)`, in the order of `from_integers`."""
-        kind = self.sampling + _KINDS_OF_SAMPLING * self.unit + (SELECTED if self.selection else 0)
+        """The row, without a selection. Shape: `(11,)`, in the order of `from_integers`."""
+        kind = self.sampling + _KINDS_OF_SAMPLING * self.unit
         sizes = (self.expected_batch_size, self.num_examples, self.max_batch_size)
         noise = np.array([self.noise_multiplier], np.float32).view(np.int32)
         owner = np.array([self.owner], np.int64).view(np.int32)
@@ -278,16 +289,13 @@ class LedgerRow(Mechanism):
         return np.array([kind, *sizes, *noise, *owner, *counts], np.int32)
 
     @classmethod
-    def from_integers(
-        cls, integers: npt.NDArray[np.int32], selection: SelectionCost | None = None
-    ) -> Self:
+    def from_integers(cls, integers: npt.NDArray[np.int32]) -> Self:
         """The inverse of `to_integers`.
 
         Args:
             integers: Sampling and unit in one number, expected batch size, number of units,
                 largest batch, bits of the noise multiplier, owner in two numbers, steps of a
                 release, steps, releases and free steps. Shape: `(11,)`.
-            selection: The selection, which the integers do not hold.
 
         Returns:
             The row.
@@ -297,7 +305,6 @@ class LedgerRow(Mechanism):
         """
         integers = np.ascontiguousarray(integers, np.int32)
         kind, batch_size, num_examples, max_batch_size = integers[:4].tolist()
-        kind -= SELECTED if selection else 0
         # A negative kind was never written. It stays as it is, for the error to name it.
         unit, sampling = divmod(kind, _KINDS_OF_SAMPLING) if kind >= 0 else (0, kind)
         steps, releases, free_steps = integers[8:].tolist()
@@ -308,7 +315,6 @@ class LedgerRow(Mechanism):
             noise_multiplier=integers[4:5].view(np.float32).item(),
             unit=Unit(unit),
             max_batch_size=max_batch_size,
-            selection=selection,
             steps=steps,
             releases=releases,
             free_steps=free_steps,
@@ -348,3 +354,21 @@ class LedgerRow(Mechanism):
             f"z = {self.noise_multiplier:.6g}"
             f"{'' if releases == self.steps else f', {releases:,} releases'}"
         )
+
+
+def rows_of_epochs(epochs: Iterable[tuple[LedgerRow, int]], is_pass: bool) -> list[LedgerRow]:
+    """What the epochs of a run add to the ledger.
+
+    Args:
+        epochs: For each epoch the row of its mechanism before any step, and its number of steps.
+        is_pass: Whether each epoch begins a new pass over the data.
+    """
+    rows = list[LedgerRow]()
+    for row, num_steps in epochs:
+        if rows and rows[-1].noise_multiplier == row.noise_multiplier:
+            row = rows.pop()
+            row = row.begin_segment() if is_pass else row
+        elif rows:
+            row = row.behind(rows[-1], is_pass)
+        rows.append(row.advance(num_steps))
+    return rows

@@ -36,7 +36,6 @@ import math
 import random
 import secrets
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -361,9 +360,9 @@ class RunBounds:
         )
         return Ledger((released,))
 
-    def to_list(self) -> list[Any]:
-        """The plans as plain values for a JSON file."""
-        return [plan.to_array().tolist() for plan in self.plans]
+    def to_list(self) -> list[str]:
+        """The plans as texts for a JSON file."""
+        return [plan.to_json() for plan in self.plans]
 
     def _rows(self) -> tuple[LedgerRow, ...]:
         """Return the rows of all plans."""

@@ -83,23 +83,18 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
             Path(self.report_path).parent.mkdir(parents=True, exist_ok=True)
         self._steps_per_epoch: int | None = data.steps_per_epoch
         self._epoch_ends_executions = data.epoch_ends_executions(model)
-        unit = data.unit.label
+        self._num_examples: int = data.num_examples
         delta, ledger = self.delta or model.optimizer.delta, model.privacy_ledger
-        if delta is None and max(data.num_examples, ledger.num_examples) < 2:
-            raise ValueError(
-                f"`PrivacyCallback(delta=None)` computes delta from the number of {unit}s, which "
-                "must be known and above one. Give `delta`. "
-                f"Received: {data.num_examples} {unit}s (0: unknown)"
-            )
-        if delta and data.num_examples > 0:
-            accounting.warn_of_large_delta(delta, data.num_examples, stacklevel=7, unit=unit)
         self.effective_delta = ledger.budget_delta(delta, data.num_examples)
+        if delta and data.num_examples > 0:
+            unit = data.unit.label
+            accounting.warn_of_large_delta(delta, data.num_examples, stacklevel=7, unit=unit)
         if self.delta and self.target_epsilon is None:  # It only reports.
             self.effective_delta = self.delta
         self._steps_done = self._steps_when_counted = 0
         self.has_stopped = False
         self._counted_ledger = ledger
-        self._num_inclusions = model.optimizer.num_inclusions
+        self._num_inclusions = model.optimizer.account.num_inclusions
         self._steps_per_execution = int(model.steps_per_execution)
         self._allowed_steps = None
         if self.target_epsilon is not None:
@@ -113,12 +108,13 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
         """
         if self.target_epsilon is None:
             return
-        self._num_inclusions = self.model.optimizer.num_inclusions
+        self._num_inclusions = self.model.optimizer.account.num_inclusions
         ledger = self.model.privacy_ledger
         ran = self._steps_done - self._steps_when_counted
         if _steps_by_mechanism(ledger) != _steps_by_mechanism(self._counted_ledger.advance(ran)):
             self._counted_ledger, self._steps_when_counted = ledger, self._steps_done
-            delta = ledger.budget_delta(self.delta or self.model.optimizer.delta, 0)
+            asked = self.delta or self.model.optimizer.delta
+            delta = ledger.budget_delta(asked, self._num_examples)
             self.params["delta"] = self.effective_delta = min(delta, self.effective_delta)
             self._allowed_steps = self._steps_done + self._find_allowed_steps(
                 self.model, self.target_epsilon
@@ -152,7 +148,7 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
             ValueError: If the next execution would exceed the target.
         """
         # A counter on the host: reading the ledger would delay the steps.
-        if self._num_inclusions != self.model.optimizer.num_inclusions:
+        if self._num_inclusions != self.model.optimizer.account.num_inclusions:
             self.on_epoch_begin(0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -198,9 +194,8 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
                 f"The next {'step' if first == 1 else f'{first} steps'} would bring epsilon from "
                 f"{spent:.4g} to {after:.4g}, past the target of {target:g}, so "
                 f"{'training ends here' if self._steps_done else 'nothing was trained'}. Raise "
-                f"`target_epsilon`, `delta` or the noise multiplier, or lower `{size}`; "
-                "`keras_adaclip.accounting.calibrate_noise_multiplier` computes the noise of a "
-                f"whole run. Received: target_epsilon={target}, delta={delta:g}, "
+                f"`target_epsilon`, `delta` or the noise multiplier, or lower `{size}`. Received: "
+                f"target_epsilon={target}, delta={delta:g}, "
                 f"noise_multiplier={row.noise_multiplier:g}"
             )
         return allowed

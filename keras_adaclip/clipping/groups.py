@@ -32,7 +32,6 @@ class ParameterGroups:
         names: the name of each group.
         assignment: for each variable, the number of its group.
         shapes: for each variable, its shape.
-        is_flat: whether the user asked for a single group, so that read-outs are plain numbers.
 
     Example:
 
@@ -44,7 +43,6 @@ class ParameterGroups:
     names: tuple[str, ...]
     assignment: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
-    is_flat: bool = False
 
     @property
     def num_groups(self) -> int:
@@ -89,7 +87,7 @@ class ParameterGroups:
             shapes: the shape of each variable.
         """
         tuples = tuple(tuple(map(int, shape)) for shape in shapes)
-        return cls(("all",), (0,) * len(tuples), tuples, is_flat=True)
+        return cls(("all",), (0,) * len(tuples), tuples)
 
     def split_evenly(self, clip_norm: float) -> np.ndarray:
         """Return equal norms whose joint norm is `clip_norm`: `C_k = C / sqrt(K)`.

@@ -4,6 +4,7 @@ from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer, Run
 from keras_adaclip.optimizers.auto_dp_optimizer import AutoDPOptimizer
 from keras_adaclip.optimizers.dp_optimizer import DPOptimizer, check_microbatch_size
 from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
+from keras_adaclip.optimizers.state import Account
 from keras_adaclip.optimizers.wrapping_optimizer import (
     FORBIDDEN_OPTIONS,
     NO_LEGACY_FILE,

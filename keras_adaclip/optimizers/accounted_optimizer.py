@@ -6,9 +6,8 @@ subclass: `DPOptimizer`, or an optimizer whose noise another library draws.
 
 import abc
 import dataclasses
-import os
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,8 +15,15 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_adaclip import backend, noise, schedules
 from keras_adaclip._checks import check_noise_multiplier
-from keras_adaclip.accounting import LEDGER_KEY, Ledger, LedgerRow, Mechanism, Sampling
-from keras_adaclip.optimizers.state import LedgerState
+from keras_adaclip.accounting import (
+    LEDGER_KEY,
+    Ledger,
+    LedgerRow,
+    Mechanism,
+    Sampling,
+    rows_of_epochs,
+)
+from keras_adaclip.optimizers.state import Account
 from keras_adaclip.optimizers.wrapping_optimizer import WrappingOptimizer, check_plain_optimizer
 
 _DEFAULT_BATCH_SIZE = 32
@@ -56,10 +62,7 @@ class AccountedOptimizer(WrappingOptimizer):
         target_epsilon: the budget at which training ends; None for no budget.
         delta: the delta of the budget; None for that of the run.
         seed: seed of the noise and of the sampling; None takes both from the operating system.
-        used_seeds: every seed of noise or sampling so far, of data sets and of earlier optimizers
-            of the model too. Another run can draw the same numbers with them.
-        lost: None: the ledger of an optimizer is known; see `training.weights`.
-        num_inclusions: how often any ledger of this process took over steps from elsewhere.
+        account: the ledger, for the weights that remember it; see `training.weights`.
 
     Args:
         inner_optimizer: the optimizer that applies the updates.
@@ -77,9 +80,6 @@ class AccountedOptimizer(WrappingOptimizer):
     target_epsilon: float | None = None
     delta: float | None = None
     seed: int | None = None
-    used_seeds: frozenset[int] = frozenset()
-    lost: ClassVar[None] = None
-    num_inclusions: ClassVar[int] = 0
     _key: keras.Variable
 
     def __init__(self, inner_optimizer: Any, noise_multiplier: Any, name: str | None) -> None:
@@ -88,8 +88,7 @@ class AccountedOptimizer(WrappingOptimizer):
         self._is_seed_forgotten = False
         # The variables besides the inner optimizer's that a saved state sets.
         self._restored_variables: list[keras.Variable] = []
-        self._ledger = LedgerState()
-        self._process = os.getpid()
+        self.account = Account()
         self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
 
     @property
@@ -109,18 +108,17 @@ class AccountedOptimizer(WrappingOptimizer):
     @property
     def ledger(self) -> Ledger:
         """The steps that ran with this optimizer, for the accountant."""
-        self.renew_after_fork()
-        return self._ledger.read()
+        return self.account.ledger
 
     @property
     def open_row(self) -> LedgerRow:
         """The row of the ledger in which steps are counted."""
-        return self._ledger.current_row()
+        return self.account.current_row()
 
     @property
     def is_in_a_run(self) -> bool:
         """Whether `configure` was called, and `end_run` was not called yet."""
-        return self._ledger.is_open
+        return self.account.is_open
 
     def include_ledger(self, ledger: Ledger) -> None:
         """Take over the steps of another ledger; this one is never lowered.
@@ -128,9 +126,7 @@ class AccountedOptimizer(WrappingOptimizer):
         Args:
             ledger: the ledger to cover.
         """
-        AccountedOptimizer.num_inclusions += 1
-        self.renew_after_fork()
-        self._ledger.include(ledger)
+        self.account.include(ledger)
 
     def replace_ledger(self, ledger: Ledger) -> None:
         """Set the ledger to one whose cost contains that of all steps so far.
@@ -138,8 +134,7 @@ class AccountedOptimizer(WrappingOptimizer):
         Args:
             ledger: the ledger, such as the cost of the best of several runs.
         """
-        AccountedOptimizer.num_inclusions += 1
-        self._ledger.replace(ledger)
+        self.account.replace(ledger)
 
     def promise(self, delta: float) -> None:
         """Keep a delta with the ledger: no later target epsilon is for a larger one.
@@ -149,24 +144,14 @@ class AccountedOptimizer(WrappingOptimizer):
         """
         self.include_ledger(Ledger(promised_delta=delta))
 
-    def renew_after_fork(self) -> None:
-        """Take a new owner's number and a new key in a process that was forked.
-
-        The parent process continues from the same state, and its steps are not those of this one.
-        """
-        if self.built and self._process != os.getpid():
-            self._process = os.getpid()
-            self._ledger.renew_owner()
-            self._renew_key()
-
     @property
     def sampling_seed(self) -> int | None:
         """The seed of noise and sampling in the next run; None after loading."""
         return None if self._is_seed_forgotten else self.seed
 
     def remember_seeds(self, *seeds: int | None) -> None:
-        """Add to `used_seeds`; None stands for randomness of the operating system."""
-        self.used_seeds |= {seed for seed in seeds if seed is not None}
+        """Add to the seeds of the account; None stands for randomness of the operating system."""
+        self.account.used_seeds |= {seed for seed in seeds if seed is not None}
 
     # The plan of a `fit`; see `AutoDPOptimizer`
 
@@ -279,11 +264,11 @@ class AccountedOptimizer(WrappingOptimizer):
                 "`train_on_batch` on the same optimizer meanwhile. Train after `fit` has returned."
             )
         row = self._row_at(self._steps_taken)
-        if self._ledger.was_reset() or row.noise_multiplier != self.open_row.noise_multiplier:
-            row = _behind(self.open_row, row, is_pass)
+        if self.account.was_reset() or row.noise_multiplier != self.open_row.noise_multiplier:
+            row = row.behind(self.open_row, is_pass)
             self._open(row, self._noise_split(row))
         elif is_pass:
-            self._ledger.open(self.open_row)
+            self.account.open(self.open_row)
 
     def ledger_of_next_epoch(self) -> Ledger:
         """Return the ledger as `begin_epoch(is_pass=True)` would leave it."""
@@ -303,16 +288,9 @@ class AccountedOptimizer(WrappingOptimizer):
             settings: those of a run that has not begun; None for the current run.
         """
         settings = settings or self._run_settings
-        size, rows = settings.steps_per_epoch or 1, list[LedgerRow]()
-        for epoch in range(num_epochs):
-            row = self._row_at(self._steps_taken + epoch * size, settings)
-            if rows and rows[-1].noise_multiplier == row.noise_multiplier:
-                row = rows.pop()
-                row = row.begin_segment() if is_pass else row
-            elif rows:
-                row = _behind(rows[-1], row, is_pass)
-            rows.append(row.advance(size))
-        return rows
+        size = settings.steps_per_epoch or 1
+        firsts = (self._steps_taken + epoch * size for epoch in range(num_epochs))
+        return rows_of_epochs(((self._row_at(first, settings), size) for first in firsts), is_pass)
 
     def end_run(self) -> None:
         """End the run that `configure` began; a later step counts as a full release.
@@ -320,7 +298,7 @@ class AccountedOptimizer(WrappingOptimizer):
         The key is replaced, so that the noise of the run cannot be drawn again.
         """
         if self.is_in_a_run:
-            self._ledger.close()
+            self.account.close()
             self._key.assign(noise.next_key(backend.array_of(self._key)))
 
     # Saving
@@ -384,11 +362,11 @@ class AccountedOptimizer(WrappingOptimizer):
         """Create the variable of the ledger."""
         self.remember_seeds(self.seed)
         self.secret_variables = [self._key]
-        self._ledger.build(self._add_own_variable)
+        self.account.build(self._add_own_variable, self._renew_key)
 
     def _open(self, row: LedgerRow, split: tuple[float, float]) -> LedgerRow:
         """Open the row that counts the next steps, under a new key; return it with its steps."""
-        row = self._ledger.open(row)
+        row = self.account.open(row)
         # With one seed, the number of earlier steps tells runs apart.
         self._key.assign(noise.fresh_key(self.sampling_seed, self.ledger.steps))
         self._set_noise(row, split)
@@ -416,21 +394,6 @@ class AccountedOptimizer(WrappingOptimizer):
         """Return the row of an epoch of a run, by default the current, that begins with a step."""
         settings = settings or self._run_settings
         return settings.row(self._noise_multiplier_at(step, settings.steps_per_epoch))
-
-
-def _behind(before: LedgerRow, row: LedgerRow, is_pass: bool) -> LedgerRow:
-    """Return the row that counts the steps of an epoch whose noise differs from that before.
-
-    Keras's pass over the data goes on where an epoch ends within it. What is left of it and the
-    pass behind it may show a unit twice, so each step counts as a full release.
-
-    Args:
-        before: The row of the epoch before.
-        row: A new row.
-        is_pass: Whether the epoch begins a new pass.
-    """
-    is_within = before.free_steps > 0 or before.sampling is not row.sampling
-    return row.as_stream() if is_within and not is_pass else row
 
 
 def check_noise_multiplier_or_schedule(value: Any) -> Any:

@@ -187,12 +187,6 @@ class AutoDPOptimizer(DPOptimizer):
                 no noise reaches the target.
         """
         asked = self.delta or delta
-        if not asked and max(settings.num_examples, ledger.num_examples) < 2:
-            raise ValueError(
-                "`AutoDPOptimizer` takes delta from the number of examples, which must be known "
-                "and above one. Give `delta`. "
-                f"Received: {settings.num_examples} examples (0: unknown)"
-            )
         used = ledger.budget_delta(asked, settings.num_examples)
         self._plans_no_step = num_epochs < 1
         if self._plans_no_step:

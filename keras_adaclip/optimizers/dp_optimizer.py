@@ -146,7 +146,7 @@ class DPOptimizer(AccountedOptimizer):
                 "expected number of examples or clients is known. Train with `fit`."
             )
         # First: if the rest is interrupted, the step is on the ledger and its noise is used up.
-        self._ledger.count_step()
+        self.account.count_step()
         self._noise.begin_draw()
         clipping = self._clip.current
         clip_norms, expected_units = clipping.state["clip_norm"], self._noise.expected_units
@@ -224,7 +224,8 @@ class DPOptimizer(AccountedOptimizer):
         next_norm = self.clip_norm  # raises if it cannot be read now
         if not self.built or self._steps_taken == 0:
             return next_norm
-        return self._clip.read_of_step(self._steps_taken - 1)
+        state, step = self._clip.arrays(), self._steps_taken - 1
+        return np.asarray(self.clipping.clip_norm_of_step(state, step))
 
     @property
     def unclipped_fraction(self) -> Any:
@@ -316,8 +317,7 @@ class DPOptimizer(AccountedOptimizer):
                 f"releases. With {number} statistics a unit, none above `statistic_bound`, "
                 "1 / noise_multiplier**2 must be at least 1 / noise_of_sum**2 + "
                 f"{number} * (statistic_bound / noise_of_statistics)**2. Override `noise_split`, "
-                "and state `statistic_bound`. A strategy whose `statistics_fit_the_norm` has a "
-                "single group, and both have at least the noise of the total. "
+                "and state `statistic_bound`. "
                 f"Received: noise_multiplier={total}, noise_split -> {split}, "
                 f"statistic_bound={bound}"
             )

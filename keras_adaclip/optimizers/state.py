@@ -14,8 +14,9 @@ earlier value lowers no count.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -59,12 +60,7 @@ class ClipState:
                 f"(num_groups,) under 'clip_norm', here ({groups.num_groups},). "
                 f"Received: clip_norm={clip_norms!r}"
             )
-        self._shapes = {name: value.shape for name, value in state.items()}
-        # Without groups, an entry with one value for each group is a scalar.
-        self._variables = {
-            name: add_variable(name, value[0] if self._is_single(name) else value)
-            for name, value in state.items()
-        }
+        self._variables = {name: add_variable(name, value) for name, value in state.items()}
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -74,10 +70,7 @@ class ClipState:
     @property
     def current(self) -> Clipper:
         """Strategy, groups and state as tensors, for the gradient code."""
-        state = {
-            name: ops.reshape(variable.value, (1,)) if self._is_single(name) else variable.value
-            for name, variable in self._variables.items()
-        }
+        state = {name: variable.value for name, variable in self._variables.items()}
         return Clipper(self._strategy, self._groups, state)
 
     def begin_run(self, step: int, steps_per_epoch: int | None) -> None:
@@ -109,25 +102,14 @@ class ClipState:
             )
         return self.arrays()[name]
 
-    def read_of_step(self, step: int) -> np.ndarray:
-        """Return the clipping norms to log for the latest step, counted from 0."""
-        return np.asarray(self._strategy.clip_norm_of_step(self.arrays(), step))
-
-    def _is_single(self, name: str) -> bool:
-        """Return whether the variable is a scalar instead of an array with one entry."""
-        return self._groups.is_flat and self._shapes[name] == (1,)
-
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the state as arrays."""
-        return {
-            name: np.reshape(backend.array_of(variable), self._shapes[name])
-            for name, variable in self._variables.items()
-        }
+        return {name: backend.array_of(variable) for name, variable in self._variables.items()}
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Assign new values to some variables of the state."""
         for name, value in values.items():
-            self._variables[name].assign(value[0] if self._is_single(name) else value)
+            self._variables[name].assign(value)
 
 
 class NoiseState:
@@ -235,28 +217,46 @@ def _rounded_up(value: float) -> np.float32:
     return rounded if float(rounded) >= value else np.nextafter(rounded, np.float32(np.inf))
 
 
-class LedgerState:
-    """The ledger of one optimizer; until it is built, the host alone holds it.
+class Account:
+    """The ledger of weights: what the host knows, and the row in which an optimizer counts.
+
+    Each weight and its layer remember the account that counts what they have learned. Copies of
+    them lead to the same account, and pickled ones to the ledger as it was.
+
+    Args:
+        ledger: what the host knows; later steps are in the variable alone.
+        lost: why the ledger of the weights is not known; None if it is known.
 
     Attributes:
-        is_open: whether a row is open; then `read` returns it without steps too.
+        is_open: whether a row is open; then `ledger` holds it without steps too.
+        num_inclusions: how often any account of this process took over steps from elsewhere.
+        used_seeds: every seed of noise or sampling so far, of data sets and of earlier optimizers
+            of the model too. Another run can draw the same numbers with them.
         variable: the row in which steps are counted; nothing else may assign it.
     """
 
     variable: keras.Variable
+    num_inclusions: ClassVar[int] = 0
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger | None = None, lost: str | None = None) -> None:
+        self._known, self.lost = ledger or Ledger(), lost
         self.is_open, self._is_built, self._owner = False, False, 0
-        # The ledger when the host last saw it; later steps are in the variable alone.
-        self._known = Ledger()
+        self.used_seeds, self._process = frozenset[int](), os.getpid()
 
-    def build(self, add_variable: AddVariable) -> None:
+    def __deepcopy__(self, memo: Any) -> "Account":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Account, (self.ledger, self.lost)
+
+    def build(self, add_variable: AddVariable, renew_key: Callable[[], None]) -> None:
         """Make the variable, under an owner of its own.
 
         Args:
             add_variable: a function that makes a variable from a name and an initial array.
+            renew_key: called in a process that was forked, which needs noise of its own.
         """
-        self._is_built, self._owner = True, _new_owner()
+        self._is_built, self._owner, self._renew_key = True, _new_owner(), renew_key
         self.variable = add_variable("ledger_row", self._first_row().to_integers())
 
     def count_step(self) -> None:
@@ -283,8 +283,10 @@ class LedgerState:
                 f"{integers.tolist()}"
             ) from error
 
-    def read(self) -> Ledger:
-        """Return all rows with at least one step, and the current row if it was opened."""
+    @property
+    def ledger(self) -> Ledger:
+        """All rows with at least one step, and the current row if it was opened."""
+        self.renew_after_fork()
         current = self.current_row()
         rows = (current,) if self.is_open or current.steps > 0 else ()
         self._known = Ledger(rows).merge(self._known)
@@ -292,7 +294,7 @@ class LedgerState:
 
     def was_reset(self) -> bool:
         """Return whether the variable has been set back to fewer steps than the host has seen."""
-        return self.read().current != self.current_row()
+        return self.ledger.current != self.current_row()
 
     def open(self, row: LedgerRow) -> LedgerRow:
         """Make `row` the current row, or continue the one of its mechanism.
@@ -300,8 +302,9 @@ class LedgerState:
         Returns:
             The current row, at the start of a release.
         """
+        rows = self.ledger.rows  # First: in a forked process, the owner is another one then.
         row = dataclasses.replace(row, owner=self._owner)
-        known = (each for each in self.read().rows if each.key == row.key)
+        known = (each for each in rows if each.key == row.key)
         row = next(known, row.emptied()).begin_segment()
         self.variable.assign(row.to_integers())
         self.is_open = True
@@ -314,28 +317,33 @@ class LedgerState:
 
     def include(self, other: Ledger) -> None:
         """Raise the ledger to cover another one; it is never lowered."""
-        self._known = self.read().merge(other)
+        Account.num_inclusions += 1
+        self._known = self.ledger.merge(other)
 
-    def renew_owner(self) -> None:
-        """Count later steps under another owner, as another process does.
+    def renew_after_fork(self) -> None:
+        """Count later steps under another owner, and with another key, in a forked process.
 
-        What the host saw is a state of the old one, whichever process ran steps since. Those steps
-        are counted under the new owner.
+        The parent process continues from the same state, and its steps are not those of this one.
+        What the host saw is a state of the old owner. Steps since are counted under the new one.
         """
+        if not self._is_built or self._process == os.getpid():
+            return
+        self._process = os.getpid()
         current = self.current_row()
         own = (row for row in self._known.rows if row.key == current.key)
         counted = next(own, current.emptied())
         self._owner = _new_owner()
         steps = max(current.steps - counted.steps, 0)
         releases = max(current.releases - counted.releases, min(steps, 1))
-        row = dataclasses.replace(
-            current.emptied(), steps=steps, releases=releases, owner=self._owner
-        )
+        row = dataclasses.replace(current.emptied(), owner=self._owner)
+        row = dataclasses.replace(row, steps=steps, releases=releases)
         self.variable.assign(row.to_integers())
+        self._renew_key()
 
     def replace(self, other: Ledger) -> None:
         """Set the ledger to one whose cost contains that of all steps so far."""
-        promised = Ledger(promised_delta=self.read().promised_delta)
+        Account.num_inclusions += 1
+        promised = Ledger(promised_delta=self.ledger.promised_delta)
         self._known, self._owner = other.owned_by(_new_owner()).merge(promised), _new_owner()
         self.is_open = False
         self.variable.assign(self._first_row().to_integers())

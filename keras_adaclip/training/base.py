@@ -213,16 +213,16 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             take_digests: Whether digests of the weights are taken at the end.
         """
         self._include_spending_on_shared_weights()
-        weights.mark_changed(self.weights)
         try:
             self._open_ledger(data)
             refuse_disagreement(self, data)
             variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]
+            weights.begin_run(self.weights)
             try:
                 with backend.keep_variables(variables), keras_private.built_already(self):
                     yield
             finally:
-                weights.remember(self.weights, take_digests)
+                weights.end_run(self.weights, take_digests)
         finally:
             self.optimizer.end_run()
 

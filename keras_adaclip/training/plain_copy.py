@@ -14,6 +14,7 @@ import numpy as np
 from keras_adaclip.accounting import PrivacySpent
 from keras_adaclip.activations import TemperedSigmoid
 from keras_adaclip.backend import keras_private
+from keras_adaclip.optimizers import Account
 from keras_adaclip.training import weights
 from keras_adaclip.training.spending import PrivacySpending
 
@@ -76,9 +77,8 @@ class PlainCopy(PrivacySpending):
         keras_private.write_back_variables(self)
         plain = _plain_copy(self)
         copies = [*plain.variables, *keras_private.flatten_layers(plain)]
-        weights.put_on_account(copies, weights.LoadedAccount(self.privacy_ledger))
-        in_run = self._account().is_in_a_run
-        weights.from_array(plain.weights, weights.to_array(self.weights, in_run))
+        weights.put_on_account(copies, Account(self.privacy_ledger))
+        weights.from_array(plain.weights, weights.to_array(self.weights))
         if filepath is not None:
             plain.save(filepath)
             report = self.privacy_report(delta, model_file=filepath)  # type: ignore[arg-type]

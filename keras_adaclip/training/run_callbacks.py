@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -124,13 +123,9 @@ class RunOfSteps(keras.callbacks.Callback):
             remedy = "give `fit` arrays or a `keras_adaclip.sampling.PoissonDataset`"
             if data.sampling is Sampling.SHUFFLE:
                 remedy = "leave `sampling='shuffle'` out"
+            sampling = Sampling.POISSON
             poisson = self._epsilon(
-                LedgerRow.open(
-                    Sampling.POISSON,
-                    row.expected_batch_size,
-                    row.num_examples,
-                    row.noise_multiplier,
-                ).advance(row.steps)
+                dataclasses.replace(row.emptied(), sampling=sampling).advance(row.steps)
                 for row in self._rows
             )
             words += (
@@ -220,13 +215,11 @@ class StepCheck(keras.callbacks.Callback):
 
     def __init__(self, budgets: Sequence[Any]) -> None:
         super().__init__()
-        self._budgets, self._process = budgets, os.getpid()
+        self._budgets = budgets
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Run the checks; give a forked process its own identity and keys."""
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self.model.optimizer.renew_after_fork()
+        self.model.optimizer.account.renew_after_fork()
         for budget in self._budgets:
             budget.count_again()
 

@@ -31,7 +31,7 @@ from keras_adaclip.training.plain_copy import PlainCopy
 _STATE_KEYS = (LEDGER_KEY, DIGESTS_KEY)
 _SAVED_KEYS = (*_STATE_KEYS, FACTS_KEY)
 # Checkpoints of state trees are restored to arrays of the same shape.
-_ROWS_IN_TREES = 512
+_BYTES_IN_TREES = 1 << 17
 _NAMES_OF_EARLIER_VERSIONS = ("privacy_ledger_", "ledger_current_row")
 _OF_EARLIER_VERSIONS = (
     "The model was saved by version 0.1 or 0.2, whose files this version does not read: load it "
@@ -135,7 +135,7 @@ class SavedState(PlainCopy):
         tree["metrics_variables"] = {}
         # Orbax takes no arrays without numbers.
         state = {key: value for key, value in self._privacy_state().items() if value.size}
-        state[LEDGER_KEY] = Ledger.from_array(state[LEDGER_KEY]).to_array(_ROWS_IN_TREES)
+        state[LEDGER_KEY] = Ledger.from_array(state[LEDGER_KEY]).to_array(_BYTES_IN_TREES)
         if value_format == "backend_tensor":
             state = {key: keras.ops.convert_to_tensor(value) for key, value in state.items()}
         tree["non_trainable_variables"].update(state)
@@ -294,9 +294,7 @@ class SavedState(PlainCopy):
         ledger = self.privacy_ledger
         if self.pledged_ledger is not None:
             ledger = ledger.raised_to(self.pledged_ledger)
-        in_run = self._account().is_in_a_run
-        digests = weights.to_array(self.weights, in_run)
-        return {LEDGER_KEY: ledger.to_array(), DIGESTS_KEY: digests}
+        return {LEDGER_KEY: ledger.to_array(), DIGESTS_KEY: weights.to_array(self.weights)}
 
     def _load_privacy_state(self, state: Mapping[str, Any], has_weights: bool = True) -> None:
         """Include what was saved under `_STATE_KEYS`, if anything was.
@@ -315,6 +313,6 @@ class SavedState(PlainCopy):
             raise ValueError(
                 f"The privacy ledger is damaged: it lacks {LEDGER_KEY!r}. Load another copy of it."
             )
-        self._include_loaded(Ledger.from_array(arrays[LEDGER_KEY]))
+        self._include(Ledger.from_array(arrays[LEDGER_KEY]), self.variables)
         if has_weights:
             weights.from_array(self.weights, arrays.get(DIGESTS_KEY))

@@ -6,6 +6,7 @@ remembers who holds the ledger of what it has learned: see `weights`.
 """
 
 import dataclasses
+import functools
 import os
 import sys
 import warnings
@@ -25,8 +26,8 @@ from keras_adaclip.accounting import (
 from keras_adaclip.backend import keras_private
 from keras_adaclip.examination import Findings
 from keras_adaclip.gradients import Augmentation, GradientPlan
+from keras_adaclip.optimizers import Account
 from keras_adaclip.training import weights
-from keras_adaclip.training.weights import LoadedAccount
 
 if TYPE_CHECKING:
     from keras import Model as _MixedIn
@@ -48,7 +49,7 @@ class PrivateState:
         diagnostics: Metrics of raw norms and true clip fractions, while `fit` records them.
         assigned_by_forward: The variables that a forward pass assigns, whatever the rows are.
         row_of_zeros: Inputs of one example, to compute the values of these variables.
-        loaded_account: The ledger of a model without an optimizer.
+        account: The ledger of a model without an optimizer.
         contributes: Whether steps return the clipped sum of clients instead of applying it.
         saved_ledger: The part of the model that Keras saves and loads as its ledger.
     """
@@ -61,7 +62,7 @@ class PrivateState:
     diagnostics: dict[str, Any] | None = None
     assigned_by_forward: Sequence[keras.Variable] = ()
     row_of_zeros: Any = None
-    loaded_account: LoadedAccount = dataclasses.field(default_factory=LoadedAccount)
+    account: Account = dataclasses.field(default_factory=Account)
     contributes: bool = False
     saved_ledger: Any = None
 
@@ -100,11 +101,9 @@ class PrivacySpending(_MixedIn):
     def privacy_ledger(self) -> Ledger:
         """Everything spent on this model and on weights that it shares, with any optimizer."""
         self._refuse_lost_ledger()
-        ledger: Ledger = self._account().ledger
         # Another model's training has shaped the weights that it shares with this one.
-        for other in self._other_accounts():
-            ledger = ledger.merge(other.ledger)
-        return ledger
+        ledgers = (account.ledger for account in self._accounts())
+        return functools.reduce(Ledger.merge, ledgers)
 
     @property
     def used_seeds(self) -> frozenset[int]:
@@ -112,17 +111,16 @@ class PrivacySpending(_MixedIn):
 
         Empty if the operating system drew all of it, so that no other run draws the same.
         """
-        accounts = [self._account(), *self._other_accounts()]
-        return frozenset().union(*(account.used_seeds for account in accounts))
+        return frozenset().union(*(account.used_seeds for account in self._accounts()))
 
-    def _account(self) -> Any:
-        """Return the holder of the ledger: the optimizer, or a `LoadedAccount` without one.
+    def _accounts(self) -> list[Account]:
+        """Return the accounts of this model, its own first, and of its weights, each once.
 
-        Not a property: Keras walks through attributes when it loads, and would find the optimizer
-        under a second name, where no state was saved, and forget that the first one failed.
+        Frozen weights count too, since they have learned from private data.
         """
-        optimizer = getattr(self, "optimizer", None)
-        return self._private_state.loaded_account if optimizer is None else optimizer
+        optimizer: Any = getattr(self, "optimizer", None)
+        own = self._private_state.account if optimizer is None else optimizer.account
+        return list(dict.fromkeys([own, *weights.accounts_of(self._parts())]))
 
     def _refuse_lost_ledger(self) -> None:
         """Raise a `RuntimeError` if the ledger of loaded weights could not be read."""
@@ -136,24 +134,16 @@ class PrivacySpending(_MixedIn):
 
     def _lost_ledger(self) -> str | None:
         """Return why the ledger of this model's weights is unknown; None if it is known."""
-        return next((each.lost for each in self._other_accounts() if each.lost), None)
+        return next((account.lost for account in self._accounts() if account.lost), None)
 
     def _lose_ledger(self, reason: str) -> None:
         """Let the weights remember for good that their ledger is not known, and why."""
-        self._include_loaded(Ledger())
-        weights.put_on_account(self._parts(), LoadedAccount(lost=reason))
+        self._include(Ledger(), self.variables)
+        weights.put_on_account(self._parts(), Account(lost=reason))
 
     def _parts(self) -> list[Any]:
-        """Return what remembers the ledger of its values.
-
-        Frozen weights count too, since they have learned from private data.
-        """
+        """Return what remembers the account of its values."""
         return [*self.variables, *keras_private.flatten_layers(self)]
-
-    def _other_accounts(self) -> list[Any]:
-        """Return the other holders of ledgers of this model's weights, each once."""
-        own = self._account()
-        return [each for each in weights.accounts_of(self._parts()) if each is not own]
 
     def privacy_spent(self, delta: float, accountant: str = "pld") -> PrivacySpent:
         """Return the privacy that training has spent so far.
@@ -169,7 +159,7 @@ class PrivacySpending(_MixedIn):
         Returns:
             Epsilon, and the steps, sampling and neighbouring relation that it is about.
         """
-        unchanged = self._weights_unchanged()
+        unchanged = weights.weights_are_unchanged(self.weights)
         if unchanged is False:
             warnings.warn(
                 f"The weights of model {self.name!r} are not those that its private training "
@@ -213,7 +203,7 @@ class PrivacySpending(_MixedIn):
             delta,
             group_sizes=group_sizes,
             selection=selection,
-            weights=weights.digests_in_words(self.weights, self._weights_unchanged()),
+            weights=weights.digests_in_words(self.weights),
             data_description=data_description,
             model_file=model_file,
             **self._facts(),
@@ -249,41 +239,35 @@ class PrivacySpending(_MixedIn):
         """Return a remark on the noise for the report, to be appended to that on clipping."""
         return ""
 
-    def _weights_unchanged(self) -> bool | None:
-        """Return whether the weights are those that private training left; None if unknown."""
-        return weights.weights_are_unchanged(self.weights, self._account().is_in_a_run)
-
     def _include_spending_on_shared_weights(self) -> None:
         """Include what other private models have spent on weights that this one shares.
 
         If two models train the same weights in turns, each includes all that the other has spent.
         """
         self._refuse_lost_ledger()
-        optimizer: Any = self.optimizer
-        others = self._other_accounts()
-        if any(other.is_in_a_run for other in others):
+        if any(other.is_open for other in self._accounts()[1:]):
             raise RuntimeError(
                 f"Model {self.name!r} shares weights with a private model whose `fit` is under "
                 "way: neither ledger would hold all that they learn. Train it after that `fit` has "
                 "returned."
             )
-        for other in others:
-            optimizer.include_ledger(other.ledger)
-            optimizer.remember_seeds(*other.used_seeds)
-        self._put_on_account(self.trainable_variables)
+        self._include(Ledger(), self.trainable_variables)
 
-    def _put_on_account(self, variables: Sequence[keras.Variable]) -> None:
-        """Link weights and their layers to the holder of this model's ledger."""
+    def _include(self, ledger: Ledger, variables: Sequence[keras.Variable]) -> None:
+        """Include a ledger and those of shared weights; some weights remember this account then.
+
+        Args:
+            ledger: The ledger.
+            variables: The weights. Their layers remember the account too.
+        """
+        own, *others = self._accounts()
+        for each in (ledger, *(other.ledger for other in others)):
+            own.include(each)
+        own.used_seeds = self.used_seeds
         numbers = {id(variable) for variable in variables}
         layers = [
             layer
             for layer in keras_private.flatten_layers(self)
             if any(id(variable) in numbers for variable in keras_private.own_variables(layer))
         ]
-        weights.put_on_account([*variables, *layers], self._account())
-
-    def _include_loaded(self, ledger: Ledger) -> None:
-        """Include the ledger of weights that were loaded, and of those that they replaced."""
-        for each in (ledger, *(other.ledger for other in self._other_accounts())):
-            self._account().include_ledger(each)
-        self._put_on_account(self.variables)
+        weights.put_on_account([*variables, *layers], own)

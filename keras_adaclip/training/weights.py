@@ -18,89 +18,47 @@ import numpy as np
 import numpy.typing as npt
 
 from keras_adaclip import backend
-from keras_adaclip.accounting import (
-    CHANGED,
-    DIGEST_SIZE,
-    UNKNOWN,
-    UNWATCHED,
-    Ledger,
-    weights_in_words,
-)
+from keras_adaclip.accounting import CHANGED, DIGEST_SIZE, UNKNOWN, UNWATCHED, weights_in_words
 from keras_adaclip.backend import keras_private
-from keras_adaclip.optimizers import AccountedOptimizer
+from keras_adaclip.optimizers import Account
 
 _ACCOUNT, _DIGEST = "_keras_adaclip_account", "_keras_adaclip_digest"
+# The mark of a weight that private training changes at present.
+_IN_RUN = bytes([1]) * DIGEST_SIZE
 
 
-class LoadedAccount:
-    """The ledger of weights that have no optimizer, such as loaded ones.
-
-    Args:
-        ledger: The ledger.
-        lost: Why the ledger of these weights is not known; None if it is known.
-
-    Attributes:
-        used_seeds: Empty, since the seeds of a file belong to another process.
-        is_in_a_run: False: no training is under way.
-    """
-
-    used_seeds: frozenset[int] = frozenset()
-    is_in_a_run = False
-
-    def __init__(self, ledger: Ledger | None = None, lost: str | None = None) -> None:
-        self.ledger, self.lost = ledger or Ledger(), lost
-
-    def include_ledger(self, ledger: Ledger) -> None:
-        """Raise the ledger to cover another one."""
-        AccountedOptimizer.num_inclusions += 1
-        self.ledger = self.ledger.merge(ledger)
-
-
-class _Holder:
-    """A link from a weight or a layer to an account.
-
-    An optimizer itself would be saved and loaded with the layer. Copies of a weight lead to the
-    same account, and pickled ones to the ledger as it was.
-    """
-
-    def __init__(self, account: Any) -> None:
-        self.account = account
-
-    def __deepcopy__(self, memo: Any) -> "_Holder":
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Holder, (LoadedAccount(self.account.ledger, self.account.lost),)
-
-
-def put_on_account(parts: Iterable[Any], account: Any) -> None:
+def put_on_account(parts: Iterable[Any], account: Account) -> None:
     """Let weights and layers remember an account, unless their ledger is not known.
 
     Args:
         parts: The weights and layers.
-        account: An optimizer, or a `LoadedAccount`.
+        account: That of an optimizer, or of loaded weights.
     """
-    holder = _Holder(account)
     for part in parts:
         present = getattr(part, _ACCOUNT, None)
-        if present is None or present.account.lost is None:
-            keras_private.set_attribute(part, _ACCOUNT, holder)
+        if present is None or present.lost is None:
+            keras_private.set_attribute(part, _ACCOUNT, account)
 
 
-def accounts_of(parts: Iterable[Any]) -> list[Any]:
+def accounts_of(parts: Iterable[Any]) -> list[Account]:
     """Return the accounts that weights and layers remember, each once."""
-    holders = (getattr(part, _ACCOUNT, None) for part in parts)
-    return list({id(each.account): each.account for each in holders if each is not None}.values())
+    found = (getattr(part, _ACCOUNT, None) for part in parts)
+    return list(dict.fromkeys(each for each in found if each is not None))
 
 
-def mark_changed(weights: Sequence[keras.Variable]) -> None:
-    """Mark for good, before a run of steps, the weights that something else has changed."""
+def begin_run(weights: Sequence[keras.Variable]) -> None:
+    """Note that private training changes the weights from here on.
+
+    Those that something else has changed before are marked for good.
+    """
     for variable in weights:
         if _is_unchanged(variable) is False:
             _remember(variable, CHANGED)
+        elif _remembered(variable) != UNWATCHED:
+            _remember(variable, _IN_RUN)
 
 
-def remember(weights: Sequence[keras.Variable], take_digests: bool = True) -> None:
+def end_run(weights: Sequence[keras.Variable], take_digests: bool = True) -> None:
     """Remember the weights at the end of a run of steps.
 
     Args:
@@ -113,47 +71,34 @@ def remember(weights: Sequence[keras.Variable], take_digests: bool = True) -> No
             _remember(variable, _digest(variable) if take_digests else UNWATCHED)
 
 
-def weights_are_unchanged(weights: Sequence[keras.Variable], in_run: bool) -> bool | None:
-    """Return whether all weights are as private training left them; None if unknown.
-
-    Args:
-        weights: The weights of a model.
-        in_run: Whether private training is under way and the present values are its own.
-    """
-    if in_run:
-        return all(_remembered(variable) != CHANGED for variable in weights)
+def weights_are_unchanged(weights: Sequence[keras.Variable]) -> bool | None:
+    """Return whether all weights are as private training left them; None if unknown."""
     unchanged = [_is_unchanged(variable) for variable in weights]
     if False in unchanged:
         return False
     return None if None in unchanged or not unchanged else True
 
 
-def digests_in_words(weights: Sequence[keras.Variable], are_unchanged: bool | None) -> str:
-    """Return the digest of all weights in words, with whether private training left them.
-
-    Args:
-        weights: The weights of a model.
-        are_unchanged: The result of `weights_are_unchanged`.
-    """
+def digests_in_words(weights: Sequence[keras.Variable]) -> str:
+    """Return the digest of all weights in words, with whether private training left them."""
     digest = hashlib.sha256(b"".join(_digest(variable) for variable in weights)).hexdigest()
-    return weights_in_words(digest, are_unchanged)
+    return weights_in_words(digest, weights_are_unchanged(weights))
 
 
-def to_array(weights: Sequence[keras.Variable], in_run: bool) -> npt.NDArray[np.uint8]:
+def to_array(weights: Sequence[keras.Variable]) -> npt.NDArray[np.uint8]:
     """Return the digests for saving, of shape `(num_weights, 32)`.
 
     A weight that something else has changed is marked: a file may hold its former value elsewhere.
 
     Args:
         weights: The weights of a model.
-        in_run: Whether private training is under way and the present values are its own.
     """
 
     def saved(variable: keras.Variable) -> bytes:
         """Return the digest to save of a weight."""
         digest = _remembered(variable)
-        if in_run:
-            return digest if digest in (CHANGED, UNWATCHED) else _digest(variable)
+        if digest == _IN_RUN:
+            return _digest(variable)
         return CHANGED if _is_unchanged(variable) is False else digest
 
     digests = map(saved, weights)
@@ -171,7 +116,8 @@ def from_array(weights: Sequence[keras.Variable], digests: npt.NDArray[np.uint8]
     if len(known) != len(weights):
         known = [UNKNOWN] * len(weights)
     for variable, digest in zip(weights, known, strict=True):
-        _remember(variable, digest)
+        if digest in (CHANGED, UNWATCHED) or _remembered(variable) != _IN_RUN:
+            _remember(variable, digest)
 
 
 @contextmanager
@@ -206,7 +152,7 @@ def _remembered(variable: keras.Variable) -> bytes:
 def _is_unchanged(variable: keras.Variable) -> bool | None:
     """Return whether a weight has the value of its digest; None if unknown."""
     digest = _remembered(variable)
-    if digest in (CHANGED, UNWATCHED, UNKNOWN):
-        return False if digest == CHANGED else None
+    if digest in (CHANGED, UNWATCHED, UNKNOWN, _IN_RUN):
+        return {CHANGED: False, _IN_RUN: True}.get(digest)
     now = _digest(variable)
     return None if now == UNKNOWN else now == digest

@@ -118,7 +118,7 @@ def test_rounding_to_zero_is_no_proof_of_privacy():
 
 
 def test_a_plan_is_what_its_ledger_will_say():
-    """Training rounds 1.1 up to a float32, and 0.7 down; the plan takes the smaller of the two."""
+    """Training rounds 1.1 up to a float32, and 0.7 down; the plan rounds both down."""
     for noise in (1.1, 0.7, 1.0):
         ran = ledger_epsilon([row(noise=noise, steps=235)], DELTA)
         planned = compute_epsilon(**{**MNIST, "noise_multiplier": noise}, epochs=1)

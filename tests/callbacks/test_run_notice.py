@@ -8,15 +8,9 @@ import pytest
 
 import keras_adaclip as ka
 from tests.models import helpers
+from tests.models.helpers import DELTA, planned
 
 X, Y = helpers.features(), helpers.labels()
-DELTA = 1e-3
-
-
-def planned(steps, sampling="poisson", noise_multiplier=1.0):
-    return ka.accounting.compute_epsilon(
-        noise_multiplier, 24, 6, steps=steps, delta=DELTA, sampling=sampling
-    )
 
 
 def fit(*data, model=None, target=None, epochs=2, **options):
@@ -74,7 +68,7 @@ def test_data_that_are_not_sampled_have_their_price_said(kind, capsys):
     line = capsys.readouterr().out.splitlines()[0]
     assert f"{counted} accounted as a full release" in line
     assert numbers(r"end: ([\d.]+) at .* would take ([\d.]+) \(", line) == [
-        pytest.approx(planned(releases, "stream"), rel=0.02),
+        pytest.approx(planned(releases, sampling="stream"), rel=0.02),
         pytest.approx(planned(8), rel=0.02),
     ]
 

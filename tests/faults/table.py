@@ -274,11 +274,11 @@ models/test_sampling_in_fit.py::test_the_ledger_says_how_examples_were_sampled
 +             sampling=Sampling.POISSON,
 # a step counted after it is applied, not before | optimizers/dp_optimizer.py
 soundness/test_rules_around_fit.py::test_a_step_is_counted_before_it_is_applied
--         self._ledger.count_step()
+-         self.account.count_step()
 +         pass
 -             inner.apply(backend.shares_of_replica(gradients), trainable_variables)
 +             inner.apply(backend.shares_of_replica(gradients), trainable_variables)
-+         self._ledger.count_step()
++         self.account.count_step()
 # the ledger forgets what is loaded | optimizers/accounted_optimizer.py
 soundness/test_rules_ledger.py::test_two_processes_that_go_on_from_one_checkpoint_are_added_up
 -         self.include_ledger(ledger)
@@ -290,8 +290,8 @@ soundness/test_rules_ledger.py::test_compiling_again_carries_what_layers_that_ar
 +             pass
 # the accountant told of twice the noise | accounting/events.py
 accounting/test_epsilon.py::test_reference_values
--     return dp.GaussianDpEvent(noise_multiplier)
-+     return dp.GaussianDpEvent(2 * noise_multiplier)
+-     return dp.GaussianDpEvent(noise)
++     return dp.GaussianDpEvent(2 * noise)
 # plain gradients taken for clipped ones | optimizers/dp_optimizer.py
 soundness/test_rules_plain_gradients.py::test_apply_refuses_plain_gradients
 -         if not isinstance(grads, ClippedSum):
@@ -302,8 +302,8 @@ models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 + pass
 # fixed-size batches accounted as if a unit were removed, not replaced | accounting/events.py
 accounting/test_epsilon.py::test_epsilon_grows_with_the_batch_up_to_a_full_release
-- event = dp.GaussianDpEvent(noise_multiplier / 2)
-+ event = dp.GaussianDpEvent(noise_multiplier)
+- event = dp.GaussianDpEvent(noise / 2)
++ event = dp.GaussianDpEvent(noise)
 # the best of many runs accounted as one run | accounting/selection.py
 accounting/test_selection.py::test_reference_costs
 - return np.maximum(divergences, selected)
@@ -383,7 +383,7 @@ optimizers/test_ledger_state.py::test_no_sequence_of_events_loses_a_step_or_coun
 + self._known = Ledger(rows) if rows else self._known
 # noise repeats where a callback has set the optimizer back | optimizers/accounted_optimizer.py
 soundness/test_rules_ledger.py::test_a_callback_that_sets_the_optimizer_back_frees_no_step_and_repeats_no_noise
-- if self._ledger.was_reset() or row.noise_multiplier != self.open_row.noise_multiplier:
+- if self.account.was_reset() or row.noise_multiplier != self.open_row.noise_multiplier:
 + if row.noise_multiplier != self.open_row.noise_multiplier:
 # the host does not see the steps of an epoch before callbacks do | training/run_callbacks.py
 soundness/test_rules_ledger.py::test_a_callback_that_sets_the_optimizer_back_frees_no_step_and_repeats_no_noise
@@ -395,12 +395,12 @@ soundness/test_rules_ledger.py::test_steps_before_an_evaluation_or_a_load_count_
 +         pass
 # the cost of a search forgets the delta that was promised | optimizers/state.py
 optimizers/test_ledger_state.py::test_a_replaced_ledger_counts_later_steps_on_top_of_the_new_one
-- promised = Ledger(promised_delta=self.read().promised_delta)
+- promised = Ledger(promised_delta=self.ledger.promised_delta)
 + promised = Ledger()
 # a state tree leaves out what a run has pledged | training/saved_state.py
 soundness/test_rules_saved_state.py::test_files_and_state_trees_hold_what_a_run_has_pledged
-- state[LEDGER_KEY] = Ledger.from_array(state[LEDGER_KEY]).to_array(_ROWS_IN_TREES)
-+ state[LEDGER_KEY] = self.privacy_ledger.to_array(_ROWS_IN_TREES)
+- state[LEDGER_KEY] = Ledger.from_array(state[LEDGER_KEY]).to_array(_BYTES_IN_TREES)
++ state[LEDGER_KEY] = self.privacy_ledger.to_array(_BYTES_IN_TREES)
 # a run begins behind the steps of a variable that was reset | optimizers/state.py
 optimizers/test_ledger_state.py::test_no_sequence_of_events_loses_a_step_or_counts_it_twice
 - row = next(known, row.emptied()).begin_segment()
@@ -412,7 +412,8 @@ optimizers/test_ledger_state.py::test_no_sequence_of_events_loses_a_step_or_coun
 +         return Ledger(rows).merge(self._known)
 # layers of a loaded model forget its ledger | training/spending.py
 models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger
--         self._put_on_account(self.variables)
+- weights.put_on_account([*variables, *layers], own)
++ pass
 # weights that moved outside pass for trained ones | training/weights.py
 models/test_saving.py::test_weights_that_moved_outside_are_said_to_have
 -     return None if now == UNKNOWN else now == digest
@@ -675,12 +676,12 @@ models/test_refusals.py::test_a_batch_normalization_whose_mode_changes_meanwhile
 - if layer.trainable and training is not None and training is not False:
 + if False:
 # weights that come past a mismatch leave their ledger behind | training/saved_state.py
-models/test_saving.py::test_loaded_without_compiling
+models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger
 -         self._load_privacy_state(state)
 -         if self.tuning
 +         if self.tuning
 # a file of a model is written without its ledger | training/saved_state.py
-models/test_saving.py::test_loaded_without_compiling
+models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger
 - for key, value in model._privacy_state().items():
 + for key, value in ():
 # a file of an earlier version is taken for one without a ledger | training/saved_state.py
@@ -693,8 +694,8 @@ models/test_saving.py::test_weights_that_were_loaded_before_an_interruption_brin
 +             pass
 # what is built on weights of an unknown ledger has none | training/spending.py
 models/test_saving.py::test_what_is_built_on_weights_of_an_unknown_ledger_does_not_know_it_either
-- return next((each.lost for each in self._other_accounts() if each.lost), None)
-+ return self._private_state.loaded_account.lost
+- return next((account.lost for account in self._accounts() if account.lost), None)
++ return self._private_state.account.lost
 # an attribute of a user stands in the place of the ledger in files | training/saved_state.py
 models/test_saving.py::test_an_attribute_in_the_place_of_the_ledger_is_refused
 - if type(self).ledger_in_files is not SavedState.ledger_in_files:
@@ -705,14 +706,14 @@ models/test_saving.py::test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_
 + if LEDGER_KEY not in state:
 # a plain copy that is made private forgets what was spent | training/plain_copy.py
 models/test_plain_copy.py::test_the_ledger_goes_on_where_the_copy_is_made_private
--         weights.put_on_account(copies, weights.LoadedAccount(self.privacy_ledger))
+-         weights.put_on_account(copies, Account(self.privacy_ledger))
 # a ledger that could not be read counts as none | training/spending.py
 models/test_saving.py::test_a_ledger_that_cannot_be_taken_over_is_not_taken_for_none
 -         if lost is not None:
 +         if False:
 # shared weights trained by a model in the middle of another one's run | training/spending.py
 models/test_saving.py::test_nothing_else_is_trained_or_compiled_in_the_middle_of_a_run
-- if any(other.is_in_a_run for other in others):
+- if any(other.is_open for other in self._accounts()[1:]):
 + if False:
 # the examination sees no padded sequences | examination/rows.py
 models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
@@ -738,14 +739,14 @@ models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 callbacks/test_privacy_callback.py::test_steps_that_are_loaded_within_an_epoch_count_from_the_next_step_on
 - last = run_callbacks.StepCheck(budgets)
 + last = run_callbacks.StepCheck([])
-# processes that were forked off count as one run | optimizers/accounted_optimizer.py
+# processes that were forked off count as one run | optimizers/state.py
 soundness/test_rules_ledger.py::test_a_process_that_was_forked_off_counts_its_steps_as_another_owner
--             self._ledger.renew_owner()
-# processes that were forked off draw the same noise | optimizers/accounted_optimizer.py
+-         self._owner = _new_owner()
+-         steps
++         steps
+# processes that were forked off draw the same noise | optimizers/state.py
 soundness/test_rules_ledger.py::test_a_process_that_is_forked_off_within_a_run_draws_noise_of_its_own
--             self._ledger.renew_owner()
--             self._renew_key()
-+             self._ledger.renew_owner()
+-         self._renew_key()
 # the state of another optimizer left out without a word | training/saved_state.py
 models/test_saving.py::test_the_state_of_another_optimizer_is_refused_and_its_ledger_is_not
 -             if number is None:
@@ -754,8 +755,8 @@ models/test_saving.py::test_the_state_of_another_optimizer_is_refused_and_its_le
 +             if False:
 # layers that are quantized lose their ledger | training/spending.py
 soundness/test_rules_ledger.py::test_layers_that_are_quantized_carry_the_ledger_on
-- weights.put_on_account([*variables, *layers], self._account())
-+ weights.put_on_account(variables, self._account())
+- weights.put_on_account([*variables, *layers], own)
++ weights.put_on_account(variables, own)
 # digests of a file taken for weights that do not fit it | training/saved_state.py
 models/test_saving.py::test_weights_that_do_not_fit_a_file_keep_what_is_known_of_them
 - if not (skip_mismatch or kwargs):
@@ -797,12 +798,12 @@ optimizers/test_planned_delta.py::test_the_smallest_delta_of_callbacks_is_that_o
 + used = ledger.budget_delta(self.delta, settings.num_examples)
 # a smaller data set has a larger delta | accounting/ledger.py
 optimizers/test_planned_delta.py::test_a_default_delta_is_that_of_the_largest_data_set
-- delta = delta or default_delta(max(num_examples, self.num_examples, 2))
-+ delta = delta or default_delta(max(num_examples, 2))
+- num_examples = max(num_examples, self.num_examples)
++ pass
 # a larger delta renews the budget of a plan | accounting/ledger.py
 optimizers/test_planned_delta.py::test_a_larger_delta_does_not_renew_the_budget
-- return min(delta, self.promised_delta)
-+ return delta
+- return min(delta or default_delta(num_examples), self.promised_delta)
++ return delta or default_delta(num_examples)
 # a larger delta renews the budget of a callback | callbacks/privacy_callback.py
 optimizers/test_planned_delta.py::test_a_larger_delta_does_not_renew_the_budget
 - if self.delta and self.target_epsilon is None:  # It only reports.
@@ -813,8 +814,8 @@ optimizers/test_planned_delta.py::test_the_promised_delta_stays_with_the_ledger
 + pass
 # the promised delta is not saved | accounting/ledger.py
 models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger
-- index = int(self.promised_delta < 1.0)
-+ index = 0
+- return json.dumps(dataclasses.asdict(self), default=sorted)
++ return json.dumps({**dataclasses.asdict(self), "promised_delta": 1}, default=sorted)
 # an older file brings back a larger delta | accounting/ledger.py
 optimizers/test_planned_delta.py::test_the_promised_delta_stays_with_the_ledger
 - promised = min(self.promised_delta, other.promised_delta)
@@ -947,14 +948,10 @@ soundness/test_rules_made_up_rows.py::test_a_layer_that_heeds_the_place_of_a_row
 soundness/test_rules_made_up_rows.py::test_a_layer_that_heeds_the_place_of_a_row_is_refused
 - trial.look_for_rows_in_draws(given, further)
 + pass
-# a change of the noise within a pass taken for a new pass | optimizers/accounted_optimizer.py
+# a change of the noise within a pass taken for a new pass | accounting/row.py
 soundness/test_rules_passes.py::test_where_the_noise_changes_within_a_pass_each_step_is_a_release
-- return row.as_stream() if is_within and not is_pass else row
-+ return row
-# a schedule within passes planned as if each change began one | accounting/events.py
-soundness/test_rules_passes.py::test_where_the_noise_changes_within_a_pass_each_step_is_a_release
-- steps if is_within else math.ceil(steps / per_release)
-+ math.ceil(steps / per_release)
+- return self.as_stream() if is_within and not is_pass else self
++ return self
 # a fit that planned no step trains | optimizers/auto_dp_optimizer.py
 optimizers/test_auto_dp_optimizer.py::test_a_fit_of_no_epoch_does_not_go_back_to_earlier_ones
 -         if self._plans_no_step:

@@ -10,6 +10,7 @@ import pytest
 import keras_adaclip as ka
 
 NUM_EXAMPLES, NUM_FEATURES, NUM_CLASSES = 24, 4, 3
+DELTA = 1e-3
 
 
 def features(num_examples=NUM_EXAMPLES, shape=(NUM_FEATURES,), seed=0):
@@ -65,6 +66,12 @@ def compiled(model=None, noise_multiplier=1.0, clipping=1.0, optimizer=None, **o
 def quiet_fit(model, x=None, y=None, **options):
     """`fit` without a progress bar; returns the dict of the history."""
     return model.fit(x, y, verbose=0, **options).history
+
+
+def planned(steps, noise_multiplier=1.0, sampling="poisson", **options):
+    """Epsilon of steps on batches of 6."""
+    options = {"delta": DELTA, "sampling": sampling, **options}
+    return ka.accounting.compute_epsilon(noise_multiplier, NUM_EXAMPLES, 6, steps=steps, **options)
 
 
 def weights_of(model):

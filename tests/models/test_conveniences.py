@@ -1,7 +1,5 @@
 """Everything of Keras that users expect to go on working: the table of `docs/guides/keras.md`."""
 
-import copy
-import pickle
 import re
 from pathlib import Path
 
@@ -12,12 +10,9 @@ from keras import callbacks, layers
 
 import keras_adaclip as ka
 from tests.models import helpers
-from tests.models.test_plain_copy import EXPORTS
-from tests.models.test_sampling_in_fit import Batches
 
 PAGE = Path(__file__).parents[2] / "docs/guides/keras.md"
 BACKENDS = ("tensorflow", "jax", "torch")
-BACKEND = keras.backend.backend()
 X, Y = helpers.features(), helpers.labels()
 DELTA = 1e-3
 INPUTS = keras.Input((helpers.NUM_FEATURES,))
@@ -42,12 +37,6 @@ def monitored():
     return [ka.callbacks.PrivacyCallback(DELTA)]
 
 
-def pandas_frames(_):
-    pandas = pytest.importorskip("pandas")
-    model = fit(pandas.DataFrame(X), pandas.Series(Y))
-    assert model.predict(pandas.DataFrame(X), verbose=0).shape == (24, 3)
-
-
 def polars_frames(_):
     polars = pytest.importorskip("polars")
     fit(polars.DataFrame(X), polars.Series(Y))
@@ -58,31 +47,11 @@ def pyarrow_tables(_):
     fit(pyarrow.table({f"column{number}": X[:, number] for number in range(4)}), pyarrow.array(Y))
 
 
-def strings(_):
-    lookup = layers.StringLookup(vocabulary=["ant", "bee"])
-    inputs = keras.Input((), dtype="string")
-    outputs = layers.Dense(3)(layers.Embedding(3, 4)(lookup(inputs)))
-    words = np.array(["ant", "bee"], object)[Y % 2]
-    fit(words, Y, model=helpers.compiled(ka.PrivateModel(inputs, outputs)))
-
-
 def several_inputs(_):
     inputs = {name: keras.Input((4,), name=name) for name in ("a", "b")}
     outputs = layers.Dense(3)(layers.Add()(list(inputs.values())))
     for structure, x in ((inputs, {"a": X, "b": X}), (list(inputs.values()), (X, X))):
         fit(x, Y, model=helpers.compiled(ka.PrivateModel(structure, outputs)))
-
-
-def several_outputs(_):
-    outputs = {name: layers.Dense(1, name=name)(INPUTS) for name in ("a", "b")}
-    options = {"loss": {"a": "mse", "b": "mae"}, "loss_weights": {"a": 0.5, "b": 2.0}}
-    y = {"a": X[:, :1], "b": X[:, 1:2]}
-    fit(X, y, model=helpers.compiled(ka.PrivateModel(INPUTS, outputs), **options))
-
-
-def generators(_):
-    batches = (Batches()[index % 4] for index in range(8))
-    fit(batches, steps_per_epoch=4, num_examples=24)
 
 
 def tf_data(_):
@@ -101,45 +70,10 @@ def validation_data(_):
     assert len(history["val_accuracy"]) == 1
 
 
-def validation_split(_):
-    x, y = np.concatenate([X, X[:8]]), np.concatenate([Y, Y[:8]])
-    assert "val_loss" in fit(x, y, validation_split=0.25).history.history
-
-
-def single_batches(_):
-    model = helpers.compiled(metrics=["accuracy"])
-    model.train_on_batch(X, Y)
-    assert len(model.evaluate(X, Y, verbose=0)) == 2
-    assert model.predict(X, verbose=0).shape == (24, 3)
-
-
-def metrics(_):
-    logits = keras.metrics.SparseTopKCategoricalAccuracy(2)
-    model = helpers.compiled(metrics=["accuracy", logits], weighted_metrics=["accuracy"])
-    assert len(fit(model=model).history.history) == 4
-
-
 def optimizers(_):
     rate = keras.optimizers.schedules.CosineDecay(0.1, 8)
     for inner in (keras.optimizers.AdamW(rate, weight_decay=0.01, use_ema=True), "lion", "muon"):
         fit(model=helpers.compiled(optimizer=inner))
-
-
-class Subclassed(ka.PrivateModel):
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(3)
-
-    def call(self, x):
-        return self.dense(x)
-
-
-def kinds_of_models(_):
-    functional = keras.Model(INPUTS, layers.Dense(3)(INPUTS))
-    sequential = keras.Sequential([layers.Dense(3)])
-    sequential.build((None, 4))
-    for model in (ka.privatize(functional), ka.privatize(sequential), Subclassed()):
-        fit(model=helpers.compiled(model))
 
 
 def frozen_layers(_):
@@ -157,12 +91,6 @@ def lora(_):
     fit_stack(dense)
 
 
-def mixed_precision(_):
-    for policy in ("mixed_float16", "mixed_bfloat16"):
-        stack = [layers.Dense(5, dtype=policy), layers.Dense(3, dtype=policy)]
-        fit(model=helpers.compiled(ka.PrivateSequential([INPUTS, *stack])))
-
-
 def plateau(_):
     options = {"monitor": "val_loss", "min_delta": 1e9}
     slow = callbacks.ReduceLROnPlateau(factor=0.5, patience=1, **options)
@@ -171,26 +99,6 @@ def plateau(_):
     stop = callbacks.EarlyStopping(patience=0, **options)
     options = {"validation_data": (X, Y), "batch_size": 6, "epochs": 3, "verbose": 0}
     assert len(model.fit(X, Y, callbacks=[stop], **options).epoch) < 3
-
-
-def checkpoint(folder):
-    whole = callbacks.ModelCheckpoint(folder / "{epoch}.keras")
-    weights = callbacks.ModelCheckpoint(folder / "{epoch}.weights.h5", save_weights_only=True)
-    fit(callbacks=[whole, weights])
-    assert keras.models.load_model(folder / "1.keras").privacy_spent(DELTA).steps == 4
-    model = helpers.compiled()
-    model.load_weights(folder / "2.weights.h5")
-    assert model.privacy_spent(DELTA).steps == 8
-
-
-def backup(folder):
-    def stop(epoch, logs):
-        raise KeyboardInterrupt
-
-    backups = [callbacks.BackupAndRestore(folder / "backup") for _ in range(2)]
-    with pytest.raises(KeyboardInterrupt):
-        fit(callbacks=[backups[0], callbacks.LambdaCallback(on_epoch_end=stop)])
-    fit(callbacks=[backups[1]])
 
 
 def schedulers(_):
@@ -219,83 +127,50 @@ def swap_ema(_):
     fit(model=helpers.compiled(optimizer=inner), callbacks=swap)
 
 
-def keras_file(folder):
-    model = fit()
-    model.save(folder / "model.keras")
-    for compile in (True, False):
-        loaded = keras.models.load_model(folder / "model.keras", compile=compile)
-        helpers.assert_same_weights(loaded, helpers.weights_of(model))
-        assert loaded.privacy_spent(DELTA) == model.privacy_spent(DELTA)
-
-
-def weights_file(folder):
-    model, loaded = fit(), helpers.compiled()
-    model.save_weights(folder / "model.weights.h5")
-    loaded.load_weights(folder / "model.weights.h5")
-    assert loaded.privacy_spent(DELTA) == model.privacy_spent(DELTA)
-
-
-def copies(_):
-    model = fit()
-    for copied in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert copied.privacy_spent(DELTA) == model.privacy_spent(DELTA)
-
-
-def state_tree(_):
-    model, other = fit(), helpers.compiled()
-    other.set_state_tree(model.get_state_tree("numpy_array"))
-    assert other.privacy_spent(DELTA) == model.privacy_spent(DELTA)
-
-
-def plain_models(folder):
-    plain = fit().to_keras(folder / "model.keras", delta=DELTA)
-    assert not isinstance(keras.models.load_model(folder / "model.keras"), ka.PrivateModel)
-    for export in EXPORTS[BACKEND]:
-        exported = np.asarray(export(plain, str(folder / "exported")))
-        np.testing.assert_allclose(exported, plain.predict(X[:8], verbose=0), atol=1e-5)
-
-
-def keras_tuner(folder):
-    library = pytest.importorskip("keras_tuner")
-    plan = {"target_epsilon": 3.0, "delta": DELTA, "num_examples": 24, "epochs": 1}
-    options = {"batch_sizes": [6], "loss": helpers.sparse_crossentropy(), **plan}
-    hypermodel = ka.tuners.ClippingHyperModel(lambda: helpers.dense_model(keras.Model), **options)
-    options = {"max_trials": 1, "directory": folder, "project_name": "search"}
-    tuner = library.RandomSearch(hypermodel, "val_loss", **options)
-    tuner.search(X, Y, validation_data=(X, Y), verbose=0)
-    assert tuner.get_best_models()[0].privacy_spent(DELTA).epsilon <= 3.0
-
-
-# Functions of a folder, by the rows of the page.
+# By the rows of the page: functions of a folder, or the test elsewhere that shows it.
+LIKE_KERAS = "models/test_like_keras.py::test_private_training_without_noise_is_keras_training"
+LIKE_ARRAYS = (
+    "models/test_sampling_in_fit.py::"
+    "test_tensors_lists_and_frames_are_arrays_whose_last_rows_may_validate"
+)
+SAMPLED = "models/test_sampling_in_fit.py::test_the_ledger_says_how_examples_were_sampled"
+IN_EVERY_MODE = "soundness/test_rules_schedules.py::test_each_epoch_has_the_noise_of_its_first_step"
+SAVED = "models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger"
+RESUMED = (
+    "soundness/test_rules_survival.py::test_an_interrupted_run_never_ends_with_a_lower_epsilon"
+)
 CASES = {
-    "NumPy arrays": lambda _: fit(X, Y),
-    "lists of numbers": lambda _: fit(X.tolist(), Y.tolist()),
-    "tensors of the backend": lambda _: fit(*map(keras.ops.convert_to_tensor, (X, Y))),
-    "pandas frames and series": pandas_frames,
+    "NumPy arrays": LIKE_ARRAYS,
+    "lists of numbers": LIKE_ARRAYS,
+    "tensors of the backend": LIKE_ARRAYS,
+    "pandas frames and series": LIKE_ARRAYS,
     "polars frames and series": polars_frames,
     "PyArrow tables and columns": pyarrow_tables,
-    "strings": strings,
+    "strings": "models/test_strings.py::test_strings_train_as_their_numbers_do",
     "several inputs, as a dict or a tuple": several_inputs,
-    "several outputs, losses and loss weights": several_outputs,
-    "`PyDataset`": lambda _: fit(Batches()),
-    "generators": generators,
+    "several outputs, losses and loss weights": LIKE_KERAS,
+    "`PyDataset`": SAMPLED,
+    "generators": SAMPLED,
     "`tf.data.Dataset`": tf_data,
     "PyTorch's `DataLoader`": data_loader,
-    "`PoissonDataset`": lambda _: fit(ka.sampling.PoissonDataset(X, Y, expected_batch_size=6)),
+    "`PoissonDataset`": "models/test_sampling_in_fit.py::"
+    "test_seeds_of_noise_and_draws_are_remembered",
     "`validation_data`, `validation_freq`": validation_data,
-    "`validation_split`": validation_split,
-    "`class_weight`": lambda _: fit(class_weight={0: 2.0}),
-    "`sample_weight`": lambda _: fit(sample_weight=np.linspace(0, 1, 24)),
+    "`validation_split`": LIKE_ARRAYS,
+    "`class_weight`": LIKE_KERAS,
+    "`sample_weight`": LIKE_KERAS,
     "`steps_per_epoch`, `initial_epoch`": lambda _: fit(
         steps_per_epoch=2, epochs=5, initial_epoch=1
     ),
-    "`train_on_batch`, `evaluate`, `predict`": single_batches,
-    "metrics, `weighted_metrics`": metrics,
+    "`train_on_batch`, `evaluate`, `predict`": "models/test_sampling_in_fit.py::"
+    "test_train_on_batch_is_one_release",
+    "metrics, `weighted_metrics`": LIKE_KERAS,
     "any Keras optimizer, schedules of the learning rate": optimizers,
-    "`run_eagerly`": lambda _: fit(model=helpers.compiled(run_eagerly=True)),
-    "`jit_compile`": lambda _: fit(model=helpers.compiled(jit_compile=True)),
-    "`steps_per_execution`": lambda _: fit(model=helpers.compiled(steps_per_execution=2)),
-    "sequential, functional and subclassed models": kinds_of_models,
+    "`run_eagerly`": IN_EVERY_MODE,
+    "`jit_compile`": IN_EVERY_MODE,
+    "`steps_per_execution`": IN_EVERY_MODE,
+    "sequential, functional and subclassed models": "models/test_kinds_of_models.py::"
+    "test_models_of_all_kinds_beside_each_other_are_trained_counted_saved_and_loaded",
     "frozen layers": frozen_layers,
     "LoRA": lora,
     "regularizers, constraints, dropout": lambda _: fit_stack(
@@ -304,30 +179,30 @@ CASES = {
     "preprocessing and random augmentation in the model": lambda _: fit_stack(
         layers.Normalization(mean=0.0, variance=1.0), layers.GaussianNoise(0.1)
     ),
-    "mixed precision: `mixed_float16`, `mixed_bfloat16`": mixed_precision,
+    "mixed precision: `mixed_float16`, `mixed_bfloat16`": "soundness/test_rules_noise_scale.py::"
+    "test_norms_and_sums_are_float32_under_mixed_precision",
     "`EarlyStopping`, `ReduceLROnPlateau` on validation data": plateau,
-    "`ModelCheckpoint`": checkpoint,
-    "`BackupAndRestore`": backup,
+    "`ModelCheckpoint`": RESUMED,
+    "`BackupAndRestore`": RESUMED,
     "`LearningRateScheduler`, `TerminateOnNaN`, `LambdaCallback`": schedulers,
     "`CSVLogger`, with epsilon": csv_logger,
     "`TensorBoard`, with epsilon": tensorboard,
     "`SwapEMAWeights`": swap_ema,
-    "`save`, `load_model` of a `.keras` file": keras_file,
-    "`save_weights`, `load_weights`": weights_file,
-    "`pickle`, `copy.deepcopy`": copies,
-    "`get_state_tree`, `set_state_tree`": state_tree,
-    "`to_keras`, and `export` of it": plain_models,
-    "keras-tuner's tuners, with `ClippingHyperModel`": keras_tuner,
+    "`save`, `load_model` of a `.keras` file": SAVED,
+    "`save_weights`, `load_weights`": SAVED,
+    "`pickle`, `copy.deepcopy`": SAVED,
+    "`get_state_tree`, `set_state_tree`": SAVED,
+    "`to_keras`, and `export` of it": "models/test_plain_copy.py::test_exports_compute_the_same",
+    "keras-tuner's tuners, with `ClippingHyperModel`": "tuners/test_clipping_hypermodel.py::"
+    "test_every_trial_spends_the_target_at_its_batch_size",
 }
 ONLY = {"strings": ("tensorflow",)}
 ONLY |= dict.fromkeys(("`jit_compile`", "`steps_per_execution`"), ("tensorflow", "jax"))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.filterwarnings("ignore")  # Keras and exporters warn of their next versions.
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if callable(case)])
+@pytest.mark.filterwarnings("ignore")  # Keras warns of its next versions.
 def test_what_works_in_keras_works_privately(name, tmp_path):
-    if BACKEND not in ONLY.get(name, BACKENDS):
-        pytest.skip("Keras has no such thing on this backend")
     CASES[name](tmp_path)
 
 
@@ -337,3 +212,6 @@ def test_the_page_says_what_was_tested():
         name: tuple("yes" if each in ONLY.get(name, BACKENDS) else "no" for each in BACKENDS)
         for name in CASES
     }
+    for elsewhere in (case for case in CASES.values() if not callable(case)):
+        file, _, test = elsewhere.partition("::")
+        assert f"def {test}(" in (Path(__file__).parents[1] / file).read_text()

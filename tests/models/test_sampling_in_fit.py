@@ -8,9 +8,9 @@ import pytest
 
 import keras_adaclip as ka
 from tests.models import helpers
+from tests.models.helpers import DELTA, planned
 
 X, Y = helpers.features(), helpers.labels()
-DELTA = 1e-3
 
 
 class Batches(keras.utils.PyDataset):
@@ -51,11 +51,6 @@ FOREIGN = {
 }
 
 
-def in_stream(steps):
-    """Epsilon after so many batches that nobody drew."""
-    return ka.accounting.compute_epsilon(1.0, 24, 6, steps=steps, delta=DELTA, sampling="stream")
-
-
 def only_row(model):
     (row,) = [row for row in model.privacy_ledger if row.steps]
     return row
@@ -85,8 +80,7 @@ def test_the_ledger_says_how_examples_were_sampled(kind, sampling, releases):
     assert (row.num_examples, row.expected_batch_size) == (24, 6)
     relation = "add_or_remove_one" if sampling == "poisson" else "zero_out"
     assert (spent.sampling, spent.neighboring_relation) == (sampling, relation)
-    plan = {"delta": DELTA, "sampling": sampling}
-    expected = [ka.accounting.compute_epsilon(1.0, 24, 6, steps=n, **plan) for n in (4, 8)]
+    expected = [planned(steps, sampling=sampling) for steps in (4, 8)]
     assert history["epsilon"] == pytest.approx(expected, rel=1e-6)
 
 
@@ -129,7 +123,9 @@ def test_train_on_batch_is_one_release():
     assert set(logs) == {"loss", "accuracy"}
     counted = [(row.steps, row.releases, row.expected_batch_size) for row in model.privacy_ledger]
     assert counted == [(1, 1, 6), (1, 1, 12)]
-    assert model.privacy_spent(DELTA).epsilon == pytest.approx(in_stream(2), rel=1e-6)
+    assert model.privacy_spent(DELTA).epsilon == pytest.approx(
+        planned(2, sampling="stream"), rel=1e-6
+    )
     # And `fit` goes on from there.
     helpers.quiet_fit(model, X, Y, batch_size=6)
     assert model.privacy_spent(DELTA).sampling == "poisson + stream"

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 )
 
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
-from keras_adaclip.optimizers.state import LedgerState
+from keras_adaclip.optimizers.state import Account
 
 ROWS = {
     "poisson": (Sampling.POISSON, 4, 10),
@@ -28,8 +28,8 @@ def new():
     def add_variable(name, value):
         return keras.Variable(value, dtype=str(value.dtype), trainable=False, name=name)
 
-    state = LedgerState()
-    state.build(add_variable)
+    state = Account()
+    state.build(add_variable, lambda: None)
     return state
 
 
@@ -57,16 +57,16 @@ def test_variables_count_as_the_ledger_does(segments):
     for kind, noise_multiplier, num_steps in segments:
         ran(num_steps, kind, noise_multiplier, variables)
         ledger = ledger.append(fresh_row(kind, noise_multiplier)).begin_segment().advance(num_steps)
-    assert variables.read().owned_by(0) == ledger
-    assert variables.read().steps == ledger.steps == sum(steps for *_, steps in segments)
+    assert variables.ledger.owned_by(0) == ledger
+    assert variables.ledger.steps == ledger.steps == sum(steps for *_, steps in segments)
 
 
 def test_steps_before_any_row_is_opened_count_as_full_releases():
     ledger = new()
-    assert ledger.read() == Ledger()
+    assert ledger.ledger == Ledger()
     for _ in range(2):
         ledger.count_step()
-    (row,) = ledger.read()
+    (row,) = ledger.ledger
     assert (row.sampling, row.steps, row.releases) == (Sampling.STREAM, 2, 2)
     assert row.noise_multiplier == 0.0
 
@@ -129,22 +129,22 @@ class Ledgers(RuleBasedStateMachine):
         for _ in range(num_steps):
             ledger.count_step()
             state["past"].add(object())
-        saved = ledger.read()
+        saved = ledger.ledger
         ledger.variable.assign(values[0 if is_earlier else 1])
         self.check(state)
         return saved, set(state["past"])
 
     @rule(target=saved, state=states)
     def save(self, state):
-        return Ledger.from_array(state["ledger"].read().to_array(8)), set(state["past"])
+        return Ledger.from_array(state["ledger"].ledger.to_array(8)), set(state["past"])
 
     @rule(state=states, saved=saved)
     def load(self, state, saved):
         ledger, past = saved
-        before = state["ledger"].read()
+        before = state["ledger"].ledger
         state["ledger"].include(ledger)
         state["past"] |= past
-        assert before.is_covered_by(state["ledger"].read())
+        assert before.is_covered_by(state["ledger"].ledger)
         self.check(state)
 
     @rule(target=states, saved=saved)
@@ -156,7 +156,7 @@ class Ledgers(RuleBasedStateMachine):
 
     @rule(first=states, second=states)
     def share_weights(self, first, second):
-        first["ledger"].include(second["ledger"].read())
+        first["ledger"].include(second["ledger"].ledger)
         first["past"] |= second["past"]
         self.check(first)
 
@@ -167,7 +167,7 @@ class Ledgers(RuleBasedStateMachine):
         child = new()
         child.variable.assign(state["ledger"].variable)
         vars(child).update({k: v for k, v in vars(state["ledger"]).items() if k != "variable"})
-        child.renew_owner()
+        child._process = -1
         forked = self.added(child, set(state["past"]))
         for _ in range(num_steps):
             child.count_step()
@@ -176,7 +176,7 @@ class Ledgers(RuleBasedStateMachine):
         return forked
 
     def check(self, state):
-        assert state["ledger"].read().steps == len(state["past"])
+        assert state["ledger"].ledger.steps == len(state["past"])
 
 
 def test_no_sequence_of_events_loses_a_step_or_counts_it_twice():
@@ -187,24 +187,25 @@ def test_no_sequence_of_events_loses_a_step_or_counts_it_twice():
 
 def test_a_fork_in_the_middle_of_a_fit_counts_its_own_steps_under_a_number_of_its_own():
     ledger = ran(3)
-    before = ledger.read()
+    before = ledger.ledger
     for _ in range(2):
         ledger.count_step()
-    ledger.renew_owner()
+    ledger._process = -1
+    ledger.renew_after_fork()
     ledger.count_step()
-    owners = {row.owner: row.steps for row in ledger.read().rows}
+    owners = {row.owner: row.steps for row in ledger.ledger.rows}
     assert sorted(owners.values()) == [3, 3]
     assert owners[before.rows[0].owner] == 3
     # What the other process counts from there on comes on top.
     other = Ledger((before.rows[0].advance(5),))
-    assert ledger.read().merge(other).steps == other.merge(ledger.read()).steps == 3 + 3 + 5
+    assert ledger.ledger.merge(other).steps == other.merge(ledger.ledger).steps == 3 + 3 + 5
 
 
 def test_a_replaced_ledger_counts_later_steps_on_top_of_the_new_one():
     ledger, cost = ran(3), Ledger((fresh_row("stream", 2.0).advance(7),))
     ledger.include(Ledger(promised_delta=1e-6))
     ledger.replace(cost)
-    assert ledger.read().promised_delta == 1e-6
-    assert list(ledger.read()) == list(cost)
-    assert ledger.read().merge(ledger.read()).steps == 7
-    assert ran(2, ledger=ledger).read().steps == 9
+    assert ledger.ledger.promised_delta == 1e-6
+    assert list(ledger.ledger) == list(cost)
+    assert ledger.ledger.merge(ledger.ledger).steps == 7
+    assert ran(2, ledger=ledger).ledger.steps == 9

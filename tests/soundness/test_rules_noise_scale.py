@@ -80,10 +80,8 @@ FURTHER = {
     [
         ("scheduled", "flat", "global"),
         ("automatic", "per_layer", "global"),
-        ("mean", "flat", "global"),
         ("expected error", "per_layer", "optimal"),
         ("mean", "per_layer", "proportional"),
-        ("fixed by group", "per_layer", "global"),
         ("fixed by group", "per_layer", "proportional"),
         ("fixed by group", "per_layer", "optimal"),
         ("quantile", "per_layer", "optimal"),

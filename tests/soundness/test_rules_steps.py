@@ -205,7 +205,7 @@ def test_a_clip_norm_that_is_set_changes_clip_and_noise_together(mode):
         model = make(dp_sgd(1.0, noise_multiplier), **COMPILED[mode])
         setups.recorded_fit(model, *data, 4)
         (variable,) = (v for v in model.optimizer.variables if v.name == "clip_norm")
-        variable.assign(0.125)
+        variable.assign([0.125])
         assert model.optimizer.clip_norm == 0.125
         (update,) = setups.recorded_fit(model, *data, 4).updates
         if noise_multiplier:

@@ -122,7 +122,7 @@ class QueryOptimizer(AccountedOptimizer):
                 f"contribution of one client. Received: grads of type {type(grads).__name__}"
             )
         # First: if the rest is interrupted, the round is on the ledger.
-        self._ledger.count_step()
+        self.account.count_step()
         results = self.aggregation.finished(grads.tensors, self._stated_noise.value)
         gradients = [result / self._divisor.value for result in results]
         self.inner_optimizer.apply(gradients, trainable_variables)
