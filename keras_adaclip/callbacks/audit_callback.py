@@ -81,9 +81,18 @@ class AuditCallback(Printable, keras.callbacks.Callback):
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Record the losses of the canaries before a model's first training."""
+        """Record the losses of the canaries before a model's first training.
+
+        Raises:
+            TypeError: If the model is not private.
+        """
         self._audited_steps = None
         if self._audited_model is not self.model:
+            if not hasattr(self.model, "privacy_spent"):
+                raise TypeError(
+                    "`AuditCallback` audits a `PrivateModel`. "
+                    f"Received: a model of type {type(self.model).__name__}"
+                )
             self.result, self._audited_model = None, self.model
             self._losses_before = self.canaries.losses(self.model)
 
