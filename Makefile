@@ -211,8 +211,7 @@ test-tensorflow-privacy: | $(VENV)/.created
 	    $(MAKE) --silent --no-print-directory $(TFP_VENV)/.installed && \
 	    echo "==> Tests beside TensorFlow Privacy" && \
 	    $(TFP_VENV)/bin/python tests/packaging/releases.py installed tensorflow-privacy && \
-	    KERAS_BACKEND=tensorflow $(TFP_VENV)/bin/python -m pytest $(PYTEST_FLAGS) tests/integrations \
-	        keras_adaclip/integrations/tensorflow_privacy; \
+	    KERAS_BACKEND=tensorflow $(TFP_VENV)/bin/python -m pytest $(PYTEST_FLAGS) tests/integrations; \
 	fi
 
 # Flower pins many packages: an environment of its own.

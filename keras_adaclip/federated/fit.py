@@ -58,8 +58,7 @@ class FederatedTraining(training.TrainingBase):
         Args:
             optimizer: A `DPOptimizer` around the server's optimizer, which takes minus the mean
                 change of the clients' weights for a gradient: `SGD(1.0)` is FedAvg, with momentum
-                FedAvgM, `Adam` FedAdam. Its `microbatch_size` is a number of clients. On
-                TensorFlow also an `integrations.tensorflow_privacy.QueryOptimizer`.
+                FedAvgM, `Adam` FedAdam. Its `microbatch_size` is a number of clients.
             client_optimizer: Any Keras optimizer; each client begins with a fresh copy. A later
                 change of it, such as of its learning rate, takes effect at the next `fit`.
             local_epochs: The number of passes of each client over its own examples.

@@ -2,8 +2,7 @@
 
 1. Imports point down the list `LAYERS`; inside one layer they are free. Type-only imports and
    imports inside functions count too.
-2. TensorFlow, JAX and PyTorch are imported in `backend/` alone, and TensorFlow in the files
-   `tensorflow_*.py` of `integrations/tensorflow_privacy/`.
+2. TensorFlow, JAX and PyTorch are imported in `backend/` alone.
 3. So are private Keras names: `keras.src`, or a part that starts with an underscore.
 4. `accounting` imports no Keras, neither directly nor through another layer.
 5. What another folder offers is imported from its `__init__`, not from a file inside of it;
@@ -44,8 +43,6 @@ LAYERS = (
 # Neither imports the other: what both need is in `training`.
 APART = frozenset({"models", "federated"})
 BACKEND_LIBRARIES = {"tensorflow", "jax", "jaxlib", "torch"}
-# Modules outside of `backend/` that import TensorFlow; other files import them inside of functions.
-TENSORFLOW_MODULES = f"{PACKAGE}.integrations.tensorflow_privacy.tensorflow_"
 
 
 def layer_of(module: str) -> str:
@@ -60,8 +57,6 @@ def violations(source: str, module: str) -> list[str]:
     layer = layer_of(module)
     problems = []
     for line, name in imported_names(tree):
-        if name.split(".")[0] == "tensorflow" and module.startswith(TENSORFLOW_MODULES):
-            continue
         for problem in _problems_of_import(name, layer):
             problems.append(f"{module}:{line}: {problem}")
     if layer != "backend":

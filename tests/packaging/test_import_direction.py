@@ -50,7 +50,6 @@ def test_a_broken_rule_is_found(module, source, reason):
         ("backend.jax", "import jax\nfrom keras.src import x\nx._hidden()"),
         ("noise", "import keras\nkeras.__version__\nkeras.ops.abs(x)._hidden"),
         ("models.fit", "from keras import Model\nModel._hidden"),
-        ("integrations.tensorflow_privacy.tensorflow_queries", "import tensorflow as tf"),
     ],
 )
 def test_an_allowed_import_passes(module, source):
