@@ -21,7 +21,8 @@ from keras_adaclip.accounting.row import LedgerRow
 ACCOUNTANTS = ("pld", "rdp")
 # A grid this much coarser is several times as fast. Epsilon grows by some tenths of a percent.
 COARSENESS = 8
-_RELATIONS_IN_WORDS = {
+# The neighbouring data sets of each relation.
+RELATIONS_IN_WORDS = {
     events.ADD_OR_REMOVE_ONE: "one unit is added or removed",
     events.ZERO_OUT: "one unit is zeroed out, leaving a hole in its batch",
     events.REPLACE_ONE: "one unit is replaced by another",
@@ -268,7 +269,7 @@ class PrivacySpent:
         kinds = "; ".join(Sampling[name.upper()].describe() for name in self.sampling.split(" + "))
         sentences = [
             f"{guarantee}, by the {self.accountant.upper()} accountant.",
-            f"Neighbouring data sets: {relation_in_words(self.neighboring_relation)}.",
+            f"Neighbouring data sets: {RELATIONS_IN_WORDS[self.neighboring_relation]}.",
             f"Sampling: {kinds}.",
         ]
         if self.unit != "example":
@@ -287,11 +288,6 @@ def selections_in_words(rows: Iterable[LedgerRow]) -> str:
         for row in rows
         if row.selection is not None
     )
-
-
-def relation_in_words(relation: str) -> str:
-    """The neighbouring data sets of a relation."""
-    return _RELATIONS_IN_WORDS.get(relation, relation)
 
 
 def rounded_up(value: float, digits: int = 5) -> str:

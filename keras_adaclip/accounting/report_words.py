@@ -23,7 +23,7 @@ import math
 from string import Template
 from typing import TYPE_CHECKING
 
-from keras_adaclip.accounting.epsilon import relation_in_words, rounded_up
+from keras_adaclip.accounting.epsilon import RELATIONS_IN_WORDS, rounded_up
 from keras_adaclip.accounting.events import ADD_OR_REMOVE_ONE, REPLACE_ONE, ZERO_OUT
 from keras_adaclip.accounting.kinds import Sampling
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from keras_adaclip.accounting.report import PrivacyReport
 
 Rows = list[tuple[str, str]]
-_WIDTH = 25
 # What a user states is shown as it is: no HTML, no link, no image.
 _IN_MARKDOWN = str.maketrans(
     {"\\": "\\\\", "|": "\\|", "[": "\\[", "]": "\\]", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
@@ -211,16 +210,26 @@ def _ratio(epsilon: float) -> str:
 
 def as_text(report: "PrivacyReport") -> str:
     """The report as text."""
-    table = [f"{name:<{_WIDTH}}  {value}" for name, value in rows(report)]
-    return "\n".join(["Privacy report", *table, "", _lists(report, "{}:\n")])
+    return _written(report, "Privacy report", "{:<25}  {}", "{}:\n", {})
 
 
 def as_markdown(report: "PrivacyReport") -> str:
     """The report as Markdown."""
-    table = [f"| {name} | {value.translate(_IN_MARKDOWN)} |" for name, value in rows(report)]
-    head = ["# Privacy report", "", "| | |", "| --- | --- |"]
-    lists = _lists(report, "## {}\n\n").translate(_IN_MARKDOWN)
-    return "\n".join([*head, *table, "", lists])
+    head = "# Privacy report\n\n| | |\n| --- | --- |"
+    return _written(report, head, "| {} | {} |", "## {}\n\n", _IN_MARKDOWN)
+
+
+def _written(
+    report: "PrivacyReport", head: str, row: str, title: str, escapes: dict[int, str]
+) -> str:
+    """Return the table and the lists in lines of the given forms, with characters replaced."""
+    table = [row.format(name, value.translate(escapes)) for name, value in rows(report)]
+    lists = [
+        title.format(name) + "\n".join(f"- {each}" for each in texts)
+        for name, texts in titled_lists(report).items()
+    ]
+    lists.append(f"Made with {software(report)}.\n")
+    return "\n".join([head, *table, "", "\n\n".join(lists).translate(escapes)])
 
 
 def as_document(report: "PrivacyReport") -> str:
@@ -296,7 +305,7 @@ def facts(report: "PrivacyReport") -> Rows:
     """What ran."""
     return [
         ("unit", report.unit),
-        ("neighbouring data sets", relation_in_words(report.neighboring_relation)),
+        ("neighbouring data sets", RELATIONS_IN_WORDS[report.neighboring_relation]),
         ("steps", f"{report.steps:,}"),
         *(("mechanism", str(mechanism)) for mechanism in report.mechanisms),
         *((name, _line(getattr(report, name))) for name in ("clipping", "seeds", "tuning")),
@@ -330,15 +339,6 @@ def titled_lists(report: "PrivacyReport") -> dict[str, tuple[str, ...]]:
 def software(report: "PrivacyReport") -> str:
     """The versions in one line."""
     return ", ".join(f"{name} {version}" for name, version in report.versions.items())
-
-
-def _lists(report: "PrivacyReport", title: str) -> str:
-    """Return the sentences as lists under titles of the given form, and the versions."""
-    lists = [
-        title.format(name) + "\n".join(f"- {each}" for each in texts)
-        for name, texts in titled_lists(report).items()
-    ]
-    return "\n\n".join([*lists, f"Made with {software(report)}.\n"])
 
 
 def _line(text: str) -> str:
