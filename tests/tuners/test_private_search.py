@@ -16,7 +16,6 @@ import keras_adaclip as ka
 from keras_adaclip.accounting import RandomSelection
 from keras_adaclip.tuners.private_runs import draw_values
 from tests.tuners.hypermodels import (
-    BATCH_SIZE,
     Regression,
     Scored,
     data,
@@ -24,6 +23,7 @@ from tests.tuners.hypermodels import (
     files_below,
     planned,
     run,
+    sampled,
     search_of,
 )
 
@@ -132,36 +132,7 @@ def test_nothing_is_released_if_no_run_succeeds(tmp_path, monkeypatch, capfd, nu
     assert files_below(tmp_path / "p") == [RECORD]
 
 
-def test_a_hyperparameter_that_appears_late_is_refused(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 3)
-
-    class Growing(Scored):
-        def fit(self, hp, *arguments, **others):
-            hp.Float("late", 0.0, 1.0)
-            return super().fit(hp, *arguments, **others)
-
-    with pytest.raises(RuntimeError, match="asked for 'late'"):
-        run(search_of(Growing(), tmp_path))
-
-
 # Runs are independent.
-
-
-def sampled(x, y, **options):
-    return ka.sampling.PoissonDataset(x, y, expected_batch_size=BATCH_SIZE, **options)
-
-
-class SampledWithSeed(Regression):
-    def fit(self, hp, model, x, y, **arguments):
-        return model.fit(sampled(x, y, seed=7), epochs=self.epochs, **arguments)
-
-
-def test_runs_that_draw_the_same_end_the_search(tmp_path, monkeypatch):
-    draw_numbers(monkeypatch, 2)
-    search = search_of(SampledWithSeed(), tmp_path)
-    for use in (lambda: run(search), search.best_model):
-        with pytest.raises(RuntimeError, match="draw the same noise or the same batches"):
-            use()
 
 
 class Seeded(Regression):
@@ -195,101 +166,6 @@ def test_seeds_and_other_models_are_refused_before_anything_is_drawn(
     with pytest.raises(error, match=message):
         search_of(hypermodel, tmp_path, base=planned()).search(*x, validation_data=data(1))
     assert not (tmp_path / "p" / RECORD).exists()
-
-
-class Continued(Regression):
-    """A model that goes on from run to run."""
-
-    model = None
-
-    def build(self, hp):
-        self.model = self.model or super().build(hp)
-        return self.model
-
-
-def test_runs_that_continue_each_other_end_the_search(tmp_path, monkeypatch):
-    """Even if all of them together stay within the bound on one."""
-    draw_numbers(monkeypatch, 3)
-    search = search_of(Continued(), tmp_path, base=planned(steps=40))
-    with pytest.raises(RuntimeError, match="continues an earlier run"):
-        run(search)
-
-
-class WarmStarted(Regression):
-    """Keeps weights of a run, and takes them over in the next one.
-
-    Args:
-        kept: When weights are kept: after the run, after its first epoch, or before the run.
-        taken: When they are taken over: in `build`, before training, or after the first epoch; or
-            those of one layer alone, frozen.
-    """
-
-    def __init__(self, kept, taken):
-        super().__init__()
-        self.when_kept, self.taken, self.weights = kept, taken, None
-
-    def build(self, hp):
-        model = super().build(hp)
-        if self.taken == "one, frozen":
-            first = keras.layers.Dense(3, trainable=False, name="first")
-            optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=self.noise_multiplier)
-            model = ka.PrivateSequential([keras.Input((3,)), first, *model.layers])
-            first.trainable = self.weights is None
-            model.compile(optimizer, loss="mean_squared_error")
-            if self.weights is not None:
-                first.set_weights([self.weights[0], np.ones(3)])
-        if self.taken == "build":
-            self.take(model)
-        if self.when_kept == "before":
-            self.keep(model)
-        return model
-
-    def keep(self, model):
-        self.weights = model.get_weights()
-
-    def take(self, model):
-        if self.weights is not None:
-            model.set_weights(self.weights)
-
-    def fit(self, hp, model, *data, callbacks, **arguments):
-        if self.taken == "fit":
-            self.take(model)
-        own = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: (
-                self.take(model) if epoch and self.taken == "epoch" else None
-            ),
-            on_epoch_end=lambda epoch, logs: (
-                self.keep(model) if not epoch and self.when_kept == "epoch" else None
-            ),
-        )
-        history = super().fit(hp, model, *data, callbacks=[own, *callbacks], **arguments)
-        if self.when_kept == "run":
-            self.keep(model)
-        return history
-
-
-@pytest.mark.parametrize(
-    ("kept", "taken"),
-    [("run", "build"), ("epoch", "fit"), ("epoch", "epoch"), ("run", "one, frozen")],
-)
-def test_runs_that_take_over_trained_weights_end_the_search(tmp_path, monkeypatch, kept, taken):
-    draw_numbers(monkeypatch, 2)
-    search = search_of(WarmStarted(kept, taken), tmp_path)
-    if (kept, taken) == ("epoch", "epoch"):
-        search.hypermodel.keep = lambda model: setattr(
-            search.hypermodel, "weights", search.hypermodel.weights or model.get_weights()
-        )
-    with pytest.raises(RuntimeError, match="as private training of an earlier run has left it"):
-        run(search)
-
-
-@pytest.mark.parametrize("taken", ["build", "fit"])
-def test_runs_may_begin_with_the_same_weights(tmp_path, monkeypatch, taken):
-    """Pretrained weights in all runs, and biases of zero."""
-    draw_numbers(monkeypatch, 3)
-    hypermodel = WarmStarted("never", taken)
-    hypermodel.weights = [np.full((3, 1), 0.3), np.zeros(1)]
-    assert run(search_of(hypermodel, tmp_path)).best_model() is not None
 
 
 # What leaves.

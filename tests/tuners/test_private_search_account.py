@@ -1,8 +1,10 @@
 """The cost of a private search: known before the first run, kept by every run, calibrated."""
 
 import copy
+import functools
 
 import keras
+import numpy as np
 import pytest
 
 import keras_adaclip as ka
@@ -17,6 +19,7 @@ from tests.tuners.hypermodels import (
     planned,
     private_model,
     run,
+    sampled,
     search_of,
 )
 
@@ -121,28 +124,134 @@ class ReplacesTheOptimizer(Regression):
         return super().fit(hp, model, *data, **arguments)
 
 
-@pytest.mark.parametrize(
-    "hypermodel", [SpendsMore(), SpendsMoreAndFails(), HasAnotherRow(), ReplacesTheOptimizer()]
-)
-def test_a_run_that_spends_more_ends_the_search(tmp_path, monkeypatch, hypermodel):
-    draw_numbers(monkeypatch, 3)
-    search, models = search_of(hypermodel, tmp_path), []
-    build = hypermodel.build
+class SampledWithSeed(Regression):
+    def fit(self, hp, model, x, y, **arguments):
+        return model.fit(sampled(x, y, seed=7), epochs=self.epochs, **arguments)
+
+
+class Growing(Scored):
+    def fit(self, hp, *arguments, **others):
+        hp.Float("late", 0.0, 1.0)
+        return super().fit(hp, *arguments, **others)
+
+
+class Continued(Regression):
+    """A model that goes on from run to run."""
+
+    model = None
+
+    def build(self, hp):
+        self.model = self.model or super().build(hp)
+        return self.model
+
+
+class WarmStarted(Regression):
+    """Keeps weights of a run, and takes them over in the next one.
+
+    Args:
+        kept: When weights are kept: after the run, after its first epoch, or before the run.
+        taken: When they are taken over: in `build`, before training, or after the first epoch; or
+            those of one layer alone, frozen.
+    """
+
+    def __init__(self, kept, taken):
+        super().__init__()
+        self.when_kept, self.taken, self.weights = kept, taken, None
+
+    def build(self, hp):
+        model = super().build(hp)
+        if self.taken == "one, frozen":
+            first = keras.layers.Dense(3, trainable=False, name="first")
+            optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=self.noise_multiplier)
+            model = ka.PrivateSequential([keras.Input((3,)), first, *model.layers])
+            first.trainable = self.weights is None
+            model.compile(optimizer, loss="mean_squared_error")
+            if self.weights is not None:
+                first.set_weights([self.weights[0], np.ones(3)])
+        if self.taken == "build":
+            self.take(model)
+        if self.when_kept == "before":
+            self.keep(model)
+        return model
+
+    def keep(self, model):
+        # Within a run, the weights of the first one are kept.
+        if self.taken != "epoch" or self.weights is None:
+            self.weights = model.get_weights()
+
+    def take(self, model):
+        if self.weights is not None:
+            model.set_weights(self.weights)
+
+    def fit(self, hp, model, *data, callbacks, **arguments):
+        if self.taken == "fit":
+            self.take(model)
+        own = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: (
+                self.take(model) if epoch and self.taken == "epoch" else None
+            ),
+            on_epoch_end=lambda epoch, logs: (
+                self.keep(model) if not epoch and self.when_kept == "epoch" else None
+            ),
+        )
+        history = super().fit(hp, model, *data, callbacks=[own, *callbacks], **arguments)
+        if self.when_kept == "run":
+            self.keep(model)
+        return history
+
+
+# What the second build, of the first run, makes known, or the third one, and what is said.
+REFUSED = [
+    *(
+        (make, 2, "A run has spent more than the bound")
+        for make in (SpendsMore, SpendsMoreAndFails, HasAnotherRow, ReplacesTheOptimizer)
+    ),
+    (Growing, 2, "asked for 'late'"),
+    (SampledWithSeed, 2, "draw the same noise or the same batches"),
+    (Continued, 3, "continues an earlier run"),
+    *(
+        (functools.partial(WarmStarted, kept, taken), 3, "of an earlier run has left it")
+        for kept, taken in (
+            *(("run", "build"), ("epoch", "fit")),
+            *(("epoch", "epoch"), ("run", "one, frozen")),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "num_built", "message"), REFUSED)
+def test_a_run_that_breaks_the_theorem_ends_the_search(
+    tmp_path, monkeypatch, make, num_built, message
+):
+    draw_numbers(monkeypatch, 4)
+    # Two runs on one model together stay within the bound on one.
+    options = {"base": planned(steps=40)} if make is Continued else {}
+    hypermodel, models = make(), []
+    search, build = search_of(hypermodel, tmp_path, **options), hypermodel.build
     hypermodel.build = lambda hp: models.append(build(hp)) or models[-1]
-    with pytest.raises(RuntimeError, match="A run has spent more than the bound"):
+    with pytest.raises(RuntimeError, match=message):
         run(search)
-    # The first one is built before anything is drawn, and no run follows the second one.
-    assert len(models) == 2
+    # The first model is built before anything is drawn.
+    assert len(models) == num_built
     for use in (
         search.best_model,
         search.get_best_hyperparameters,
         search.results_summary,
         lambda: search.privacy_spent(DELTA),
-        lambda: run(search_of(type(hypermodel)(), tmp_path)),
+        lambda: run(search_of(make(), tmp_path, **options)),
     ):
         with pytest.raises(RuntimeError, match="Nothing is released"):
             use()
     assert files_below(tmp_path / "p") == ["private_search.json"]
+
+
+@pytest.mark.parametrize("taken", ["build", "fit"])
+def test_runs_may_begin_with_the_same_weights(tmp_path, monkeypatch, taken):
+    """Pretrained weights in all runs, and biases of zero."""
+    draw_numbers(monkeypatch, 3)
+    hypermodel = WarmStarted("never", taken)
+    hypermodel.weights = [np.full((3, 1), 0.3), np.zeros(1)]
+    assert run(search_of(hypermodel, tmp_path)).best_model() is not None
 
 
 @pytest.mark.parametrize("is_public", [False, True])
