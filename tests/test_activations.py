@@ -34,19 +34,6 @@ def test_the_config_of_an_activation_comes_back():
         assert again.get_config() == config
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"scale": 0.0}, ValueError, r"`scale` must be positive\. Received: scale=0\.0"),
-        ({"inverse_temperature": -1}, ValueError, "`inverse_temperature` must be positive"),
-        ({"offset": float("nan")}, ValueError, "`offset` must be finite"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        TemperedSigmoid(**arguments)
-
-
 def test_private_models_train_layer_by_layer_and_are_saved_with_it(tmp_path):
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=(16, 6)).astype("float32"), generator.integers(0, 3, 16)

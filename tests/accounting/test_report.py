@@ -8,7 +8,6 @@ import json
 import math
 import re
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -61,22 +60,6 @@ def test_mu_is_that_of_the_gaussian():
     assert gaussian_mu(0.0, DELTA) == pytest.approx(2.5066e-5, rel=1e-3)  # delta is mu / sqrt(2 pi)
 
 
-class Page(HTMLParser):
-    """The tags, attributes and text of a page."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.attributes, self.texts = set(), set(), []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
 def test_every_format_holds_all_of_it(tmp_path):
     idle = LedgerRow.open(Sampling.STREAM, 10, 0, noise_multiplier=1.0)
     selection = RandomSelection(mean_trials=10, distribution="logarithmic")
@@ -90,22 +73,19 @@ def test_every_format_holds_all_of_it(tmp_path):
         texts[suffix] = (tmp_path / f"report{suffix}").read_text(encoding="utf-8")
     assert texts[".txt"] == str(found)
     assert "61 steps, batches of 100 of 6,000, z = 5, 2 releases" in texts[".txt"]
-    page = Page(texts[".html"])
     for line in (*found.protection, *found.meaning, *found.assumptions, *found.not_covered):
         assert f"- {line}\n" in texts[".txt"]
         assert f"- {line}\n" in texts[".md"]
-        assert line in page.texts
+        assert f"<li>{html.escape(line)}</li>" in texts[".html"]
     for name, value in report_words.rows(found):
         assert f"| {name} | {value} |" in texts[".md"]
         assert f"{name:<25}  {value}\n" in texts[".txt"]
-        assert {name, value} <= set(page.texts)
+        row = f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
+        assert row in texts[".html"]
+        assert row in found._repr_html_()
     # The document loads nothing.
-    assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object"})
-    assert page.attributes.isdisjoint({"src", "href", "style", "onload"})
-    assert re.search(r"url\(|@import|https?:|\$", texts[".html"]) is None
-    assert found._repr_html_().startswith("<table>")
-    cells = {cell for row in report_words.rows(found) for cell in row}
-    assert set(Page(found._repr_html_()).texts) - {"\n"} == cells
+    loads = r"<(script|link|img|iframe|object)|(src|href|onload)=|url\(|@import|https?:|\$"
+    assert re.search(loads, texts[".html"]) is None
     # Each field of the JSON is documented.
     read = json.loads(texts[".json"])
     assert (read["format"], read["version"]) == ("keras_adaclip.PrivacyReport", 1)

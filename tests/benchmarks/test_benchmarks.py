@@ -1,4 +1,4 @@
-"""The benchmarks run on small work, and write their tables; `make test-all` alone runs this."""
+"""The benchmarks run on small work; `make test-all` alone runs this."""
 
 import json
 import os
@@ -20,11 +20,8 @@ pytest.importorskip("matplotlib")
 sys.path += [str(BENCHMARKS / "speed"), str(BENCHMARKS / "federated")]
 
 import keras_ways  # noqa: E402
-import report  # noqa: E402
-import rounds_report  # noqa: E402
 import turns  # noqa: E402
 import ways  # noqa: E402
-from results import PROCESSOR, WALL, ResultsFile, machine  # noqa: E402
 from suite import SUITE, Benchmark  # noqa: E402
 from workloads import Workload  # noqa: E402
 
@@ -99,50 +96,3 @@ def test_a_tiny_model_and_a_small_round_are_timed_on_this_backend():
     framework, workload = ways.load(BACKEND), Workload("linear", 3, 6)
     framework.build(workload, "ours")(2)()
     assert 0.0 < framework.build(workload, "loop")(2)() / (2 * 3 * 3) < 10.0
-
-
-def record(model, framework, clock=PROCESSOR, **times):
-    """What `measure.py` prints; a number of milliseconds or an error for each way."""
-    results = {
-        way: {"error": value} if isinstance(value, str) else {"milliseconds": [value]}
-        for way, value in times.items()
-    }
-    about = {"model": model, "framework": framework, "round": 0, "clock": clock, "versions": {}}
-    return {**about, "times": results}
-
-
-MLP, LARGE = Workload("mlp").name, Workload("mlp", 50, 10_000).name
-REPORTS = {
-    report: (
-        [
-            record("cnn-256", "tensorflow", plain=20.0, shuffle=26.0, poisson="not | available"),
-            record("cnn-256", "tensorflow", WALL, plain=10.0, shuffle=15.0),
-            record("cnn-256", "opacus", plain=10.0, ghost=25.0, hooks=90.0),
-        ],
-        ["| Fashion-MNIST CNN, 256 | 1.50 |", "25.0 (2.5x)", "cnn-256 | not \\| available |"],
-    ),
-    rounds_report: (
-        [
-            record(MLP, "tensorflow", WALL, ours=30.0, loop="no kernel"),
-            record(MLP, "jax", WALL, ours=6.0, poisson=9.0, loop=12.0),
-            record(LARGE, "jax", WALL, ours=6.5, loop=12.5),
-            record(MLP, "pfl", WALL, private=24.0, plain=20.0),
-        ],
-        ["| 10,000 clients | –; – | 6.5; – |", "| TensorFlow | loop | mlp-50-1000 | no kernel |"],
-    ),
-}
-
-
-@on_one_backend
-@pytest.mark.parametrize("module", REPORTS, ids=lambda module: module.__name__)
-def test_the_reports_are_written_from_their_files(module, tmp_path, monkeypatch, capsys):
-    results, (records, expected) = ResultsFile(tmp_path / "results.json"), REPORTS[module]
-    results.machine, results.records = machine(), records
-    results.write()
-    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", str(results.path)])
-    module.main()
-    assert capsys.readouterr().out.count("Written") == 2
-    text = results.path.with_suffix(".md").read_text()
-    for line in expected:
-        assert line in text
-    assert results.path.with_suffix(".png").stat().st_size > 10_000
