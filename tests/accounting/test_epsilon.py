@@ -5,7 +5,6 @@ import logging
 import math
 
 import dp_accounting
-import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
@@ -190,13 +189,6 @@ def test_epsilon_grows_with_the_batch_up_to_a_full_release(noise):
 
 
 PLAN = {**MNIST, "num_examples": 1000, "batch_size": 10, "steps": 10, "accountant": "rdp"}
-
-
-def test_scalars_of_numpy_are_welcome():
-    kinds = {"noise_multiplier": np.float32, "delta": np.float64, "steps": np.uint8}
-    kinds |= {"num_examples": np.int64, "batch_size": np.int32}
-    scalars = {name: kind(PLAN[name]) for name, kind in kinds.items()}
-    assert compute_epsilon(**{**PLAN, **scalars}) == compute_epsilon(**PLAN)
 
 
 def test_a_large_delta_is_warned_about_and_the_default_is_small():

@@ -115,7 +115,7 @@ def test_probabilities_at_the_end_of_float64(sizes):
 
 
 def test_the_relation_and_the_words():
-    assert accounting.rows_relation([truncated(), exact(truncated())]) == "add_or_remove_one"
+    assert events.neighboring_relation([truncated(), exact(truncated())]) == "add_or_remove_one"
     spent = PrivacySpent.from_ledger([truncated()], DELTA)
     assert spent.sampling == "truncated_poisson"
     assert "cut to it at random" in str(spent)
