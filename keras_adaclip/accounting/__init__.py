@@ -33,7 +33,6 @@ from keras_adaclip.accounting.epsilon import (
     rounded_up,
     warn_of_large_delta,
 )
-from keras_adaclip.accounting.events import neighboring_relation as rows_relation
 from keras_adaclip.accounting.events import require_truncation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.kinds import NUM_INTEGERS, Sampling, Unit

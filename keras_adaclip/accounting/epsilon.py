@@ -174,16 +174,15 @@ def ledger_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str = "p
     return composed_epsilon(events.counted_events(rows), delta, check_accountant(accountant))
 
 
-def quick_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str, relation: str) -> float:
+def quick_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str) -> float:
     """An upper bound on the epsilon of some rows, less than 1% above `ledger_epsilon`.
 
     Args:
         rows: Ledger rows.
         delta: Delta, between 0 and 1.
         accountant: `"pld"` or `"rdp"`.
-        relation: The neighbouring relation that epsilon is stated under.
     """
-    return composed_epsilon(events.counted_events(rows, relation), delta, accountant, COARSENESS)
+    return composed_epsilon(events.counted_events(rows), delta, accountant, COARSENESS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,8 +89,13 @@ def QueryOptimizer(  # noqa: N802
         training procedures".
     """
     clipping, noise_multiplier = _clipping_and_noise(query)
-    options = {"microbatch_size": microbatch_size, "name": name}
-    return DPOptimizer(optimizer, clipping, noise_multiplier=noise_multiplier, **options)
+    return DPOptimizer(
+        optimizer,
+        clipping,
+        noise_multiplier=noise_multiplier,
+        microbatch_size=microbatch_size,
+        name=name,
+    )
 
 
 def _clipping_and_noise(query: Any) -> tuple[ClippingStrategy, float]:
