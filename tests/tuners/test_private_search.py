@@ -12,20 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import keras_adaclip as ka
 from keras_adaclip.accounting import RandomSelection
 from keras_adaclip.tuners.private_runs import draw_values
-from tests.tuners.hypermodels import (
-    Regression,
-    Scored,
-    data,
-    draw_numbers,
-    files_below,
-    planned,
-    run,
-    sampled,
-    search_of,
-)
+from tests.tuners.hypermodels import Regression, Scored, draw_numbers, files_below, run, search_of
 
 DELTA = 1e-3
 # Each chi-squared test, with a fixed seed, fails for that share of seeds though all is well.
@@ -130,45 +119,6 @@ def test_nothing_is_released_if_no_run_succeeds(tmp_path, monkeypatch, capfd, nu
     assert len(search.hypermodel.seen) == number
     assert "secret" not in "".join(capfd.readouterr())
     assert files_below(tmp_path / "p") == [RECORD]
-
-
-# Runs are independent.
-
-
-class Seeded(Regression):
-    def build(self, hp):
-        model = super().build(hp)
-        optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=2.0, seed=1)
-        model.compile(optimizer, "mean_squared_error")
-        return model
-
-
-def plain_model(hp):
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mean_squared_error")
-    return model
-
-
-@pytest.mark.parametrize(
-    ("hypermodel", "options", "error", "message"),
-    [
-        (Seeded(), {}, ValueError, "several runs draw the same noise"),
-        (Regression(), {"seed": 7}, ValueError, r"needs `seed=None`.* Received: seed=7"),
-        # The first run would choose it.
-        (Regression(), {"max_batch_size": "auto"}, ValueError, "max_batch_size='auto'"),
-        (plain_model, {}, TypeError, "must return a compiled private model"),
-    ],
-)
-def test_seeds_and_other_models_are_refused_before_anything_is_drawn(
-    tmp_path, hypermodel, options, error, message
-):
-    x = (sampled(*data(), **options), None) if options else data()
-    with pytest.raises(error, match=message):
-        search_of(hypermodel, tmp_path, base=planned()).search(*x, validation_data=data(1))
-    assert not (tmp_path / "p" / RECORD).exists()
-
-
-# What leaves.
 
 
 def test_the_best_run_alone_is_released_when_the_search_has_ended(tmp_path, monkeypatch, capsys):

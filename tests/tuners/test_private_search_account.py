@@ -75,26 +75,6 @@ class ReadsTooMany(Regression):
         return planned(steps=hp.get("steps"))
 
 
-@pytest.mark.parametrize(
-    ("hypermodel", "error", "message"),
-    [
-        *(
-            (ReadsARate(read), ValueError, "'learning_rate', a number without a step")
-            for read in (
-                lambda hp: hp.get("learning_rate"),
-                lambda hp: sum(hp.values.values()),
-                lambda hp: copy.deepcopy(hp).get("learning_rate"),
-            )
-        ),
-        (ReadsTooMany(), ValueError, "more than 10,000 combinations"),
-        (built_by_function, TypeError, "The cost of a run must be known before"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(tmp_path, hypermodel, error, message):
-    with pytest.raises(error, match=message):
-        search_of(hypermodel, tmp_path)
-
-
 class SpendsMore(Regression):
     """Takes an epoch more than it plans."""
 
@@ -292,40 +272,79 @@ def test_the_best_epoch_is_released_and_every_epoch_counted(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("hypermodel", "arguments", "error", "message"),
     [
-        ({"objective": "loss"}, ValueError, "begins with 'val_'"),
-        ({"base": 1.0}, TypeError, "must hold `Ledger`s"),
-        ({"target_epsilon": 1.0}, ValueError, "needs `delta`"),
+        *(
+            (ReadsARate(read), {}, ValueError, "'learning_rate', a number without a step")
+            for read in (
+                lambda hp: hp.get("learning_rate"),
+                lambda hp: sum(hp.values.values()),
+                lambda hp: copy.deepcopy(hp).get("learning_rate"),
+            )
+        ),
+        (ReadsTooMany(), {}, ValueError, "more than 10,000 combinations"),
+        (built_by_function, {}, TypeError, "The cost of a run must be known before"),
+        (Regression(), {"objective": "loss"}, ValueError, "begins with 'val_'"),
+        (Regression(), {"base": 1.0}, TypeError, "must hold `Ledger`s"),
+        (Regression(), {"target_epsilon": 1.0}, ValueError, "needs `delta`"),
         (
+            Regression(),
             {"target_epsilon": 1.0, "delta": DELTA, "base": planned()},
             ValueError,
             "instead of `base`",
         ),
     ],
 )
-def test_wrong_arguments(tmp_path, arguments, error, message):
+def test_searches_whose_cost_cannot_be_known_are_refused(
+    tmp_path, hypermodel, arguments, error, message
+):
     with pytest.raises(error, match=message):
-        search_of(Regression(), tmp_path, **arguments)
+        search_of(hypermodel, tmp_path, **arguments)
+
+
+class Seeded(Regression):
+    def build(self, hp):
+        model = super().build(hp)
+        optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=2.0, seed=1)
+        model.compile(optimizer, "mean_squared_error")
+        return model
+
+
+def plain_model(hp):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mean_squared_error")
+    return model
 
 
 def with_callback(callback):
     return {"validation_data": data(1), "callbacks": [callback]}
 
 
+def drawn(**options):
+    return {"x": sampled(*data(), **options), "y": None, "validation_data": data(1)}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("hypermodel", "arguments", "message"),
     [
-        ({}, "`validation_data` must be given"),
-        ({"validation_data": data(1), "validation_split": 0.2}, "`validation_split`"),
-        ({"validation_data": data(1), "verbose": 1}, "`verbose` must be 0"),
-        (with_callback(keras.callbacks.CSVLogger("x")), "would print or write"),
-        (with_callback(PrivacyCallback(DELTA, report_path="report.json")), "would print or write"),
-        (with_callback(keras.callbacks.EarlyStopping(verbose=1)), "would print or write"),
+        (Scored(), {}, "`validation_data` must be given"),
+        (Scored(), {"validation_data": data(1), "validation_split": 0.2}, "`validation_split`"),
+        (Scored(), {"validation_data": data(1), "verbose": 1}, "`verbose` must be 0"),
+        (Scored(), with_callback(keras.callbacks.CSVLogger("x")), "would print or write"),
+        (Scored(), with_callback(PrivacyCallback(DELTA, report_path="a.json")), "print or write"),
+        (Scored(), with_callback(keras.callbacks.EarlyStopping(verbose=1)), "print or write"),
+        (Scored(), drawn(seed=7), r"needs `seed=None`.* Received: seed=7"),
+        # The first run would choose it.
+        (Scored(), drawn(max_batch_size="auto"), "max_batch_size='auto'"),
+        (Seeded(), {"validation_data": data(1)}, "several runs draw the same noise"),
+        (plain_model, {"validation_data": data(1)}, "must return a compiled private model"),
     ],
 )
-def test_wrong_arguments_of_search(tmp_path, arguments, message):
-    search = search_of(Scored(), tmp_path)
-    with pytest.raises(ValueError, match=message):
-        search.search(*data(), **arguments)
-    assert search.hypermodel.seen == []
+def test_arguments_of_search_and_models_are_refused_before_anything_is_drawn(
+    tmp_path, hypermodel, arguments, message
+):
+    x, y = data()
+    search = search_of(hypermodel, tmp_path, base=planned())
+    with pytest.raises((ValueError, TypeError), match=message):
+        search.search(**{"x": x, "y": y, **arguments})
+    assert not (tmp_path / "p" / "private_search.json").exists()
