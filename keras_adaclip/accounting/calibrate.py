@@ -328,9 +328,9 @@ def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
 
     Example:
 
-    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
+    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=4.0)
     >>> smallest_max_batch_size([row.advance(3515)], delta=1e-5)
-    335
+    317
     """
     rows = tuple(rows)
     if not rows:
