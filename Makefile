@@ -285,7 +285,9 @@ bench-federated: $(VENV)/.installed-test
 # Strict: a warning is an error, and so is a public name that the page of the API leaves out.
 docs: $(VENV)/.installed-docs
 	@echo "==> Building the documentation into site/"
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@# With `--quiet`, `--strict` would count no warning.
+	@output=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict 2>&1) || \
+	    { echo "$$output"; exit 1; }
 
 clean:
 	rm -rf $(VENV) $(TFP_VENV) $(FLOWER_VENV) $(OLDEST_VENV) $(PEERS_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
