@@ -258,9 +258,9 @@ def max_steps_within(
 
     Example:
 
-    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
-    >>> max_steps_within([], row, delta=1e-5, target_epsilon=1.0)
-    1936
+    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=2.0)
+    >>> max_steps_within([], row, delta=1e-5, target_epsilon=0.5)
+    3790
     """
     target = check_positive("target_epsilon", target_epsilon)
     delta, accountant = check_between_0_and_1("delta", delta), check_accountant(accountant)
