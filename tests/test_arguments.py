@@ -29,12 +29,9 @@ LINEAR, EXPONENTIAL = schedules.LinearDecay, schedules.ExponentialDecay
 draw = functools.partial(Canaries.draw, NUMBERS, num_canaries=10)
 from_scores = functools.partial(OneRunAudit.from_scores, delta=0.0)
 row = functools.partial(dataclasses.replace, ROW)
-QUANTILE, MEAN_NORM, ADACLIP = (
-    clipping.QuantileClipping,
-    clipping.MeanNormClipping,
-    clipping.AdaClip,
-)
-ERROR, FIXED, SIGMOID = clipping.ExpectedErrorClipping, clipping.FixedClipping, TemperedSigmoid
+QUANTILE, MEAN_NORM = clipping.QuantileClipping, clipping.MeanNormClipping
+ERROR, ADACLIP = clipping.ExpectedErrorClipping, clipping.AdaClip
+FIXED, SIGMOID, TRUNCATED = clipping.FixedClipping, TemperedSigmoid, Sampling.TRUNCATED_POISSON
 # Arguments that are clipping norms.
 CLIP_NORMS = [(FIXED, "clip_norm"), (clipping.AutomaticClipping, "stabilizer")]
 CLIP_NORMS += [(clipping.PSAC, "stabilizer"), (clipping.SlaClip, "initial_clip_norm")]
@@ -143,12 +140,8 @@ REFUSED = [
     (row, {"steps": 3, "releases": 0}, "`releases` must lie between 1 and `steps`"),
     (row, {"free_steps": 1}, "`free_steps` must be below the number of steps of a release"),
     (row, {"max_batch_size": 300}, "`max_batch_size` must be 0 for sampling='poisson'"),
-    (row, {"sampling": Sampling.TRUNCATED_POISSON}, "`max_batch_size` must be at least `expec"),
-    (
-        row,
-        {"sampling": Sampling.TRUNCATED_POISSON, "max_batch_size": 60_000},
-        "below `num_examples`",
-    ),
+    (row, {"sampling": TRUNCATED}, "`max_batch_size` must be at least `expec"),
+    (row, {"sampling": TRUNCATED, "max_batch_size": 60_000}, "below `num_examples`"),
     (row, {"noise_multiplier": 1e39}, "`noise_multiplier` must fit float32"),
     (ROW.advance(2**31 - 1).advance, (1,), "`steps` must lie between 0 and 2147483647"),
     (accounting.gaussian_mu, (-1.0, 1e-5), "`epsilon` must not be negative"),
@@ -158,7 +151,6 @@ REFUSED = [
     (accounting.RandomSelection, (10, "uniform"), "'geometric', 'logarithmic', 'poisson'"),
     (accounting.RunBounds, ((),), "at least one `Ledger`"),
     (accounting.RunBounds, (MIXED,), "cannot hold steps about"),
-    (accounting.smallest_max_batch_size, ([], 1e-5), "must hold a row"),
     (draw, {"kind": "mislabeled"}, "need targets"),
     (draw, {"num_canaries": 301}, "num_canaries"),
     (draw, {"num_canaries": 1}, "num_canaries"),

@@ -50,6 +50,14 @@ PRINTED = [
         "DPOptimizer(optimizer=<Unprintable>, clipping=FixedClipping(clip_norm=1.0), "
         "noise_multiplier=1.0)",
     ),
+    (
+        ka.optimizers.AutoDPOptimizer(3.0, plan={"batch_size": 64}),
+        "AutoDPOptimizer(target_epsilon=3.0, plan={'batch_size': 64})",
+    ),
+    (
+        ka.federated.ClientData.from_arrays(ROWS, None, np.arange(20) // 2),
+        "<ClientData with 10 clients>",
+    ),
     # Neither rows nor coins.
     (
         ka.callbacks.AuditCallback(ka.audit.Canaries.draw(ROWS, num_canaries=6), 1e-5),

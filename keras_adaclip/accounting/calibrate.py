@@ -315,8 +315,8 @@ def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
     """The smallest `max_batch_size` that costs at most 0.1% of epsilon.
 
     Args:
-        rows: The rows of a planned run on exact Poisson draws of one data set. Rows of different
-            noise count as if all steps had the least.
+        rows: The rows of a planned run on exact Poisson draws of one data set, at least one. Rows
+            of different noise count as if all steps had the least.
         delta: Delta, between 0 and 1.
 
     Returns:
@@ -324,7 +324,7 @@ def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
         number costs more.
 
     Raises:
-        ValueError: If there is no row, or delta is out of range.
+        ValueError: If delta is out of range.
 
     Example:
 
@@ -333,28 +333,24 @@ def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
     317
     """
     rows = tuple(rows)
-    if not rows:
-        raise ValueError("Argument `rows` must hold a row of the planned run. Received: none")
     delta = check_between_0_and_1("delta", delta)
     least = min(rows, key=lambda row: row.noise_multiplier)
     steps = min(max(sum(row.steps for row in rows), 1), INT32_MAX)
     exact = dataclasses.replace(least, steps=steps, releases=steps)
     size, num_examples = exact.expected_batch_size, exact.num_examples
-    probability = exact.sampling_probability
-    rare = int(scipy.stats.binom.isf(_RARELY, num_examples, probability))
-    limit = 1 + _SHARE_OF_EPSILON
+    rare = int(scipy.stats.binom.isf(_RARELY, num_examples, exact.sampling_probability))
+    if exact.noise_multiplier == 0:
+        return min(rare, num_examples)
 
     def is_enough(most: int, coarseness: int) -> bool:
         """Return whether batches of at most this size cost little, on a grid of PLD."""
-        if exact.noise_multiplier == 0:
-            return most >= rare
         sampling = Sampling.TRUNCATED_POISSON
         row = dataclasses.replace(exact, sampling=sampling, max_batch_size=most)
         found, allowed = (
             composed_epsilon(events.counted_events([each]), delta, "pld", coarseness)
             for each in (row, exact)
         )
-        return found <= limit * allowed
+        return found <= (1 + _SHARE_OF_EPSILON) * allowed
 
     # A coarse grid finds the number, and the fine one confirms it.
     most = 1 + largest_within(

@@ -39,10 +39,8 @@ STRATEGIES = {
 }
 WITH_GROUPS = [name for name in STRATEGIES if name not in ("AdaClip", "SlaClip")]
 # Each group has two coordinates here.
-GROUPS = {
-    "flat": SINGLE,
-    "three groups": ParameterGroups(("a", "b", "c"), (0, 1, 2), ((2,), (2,), (2,))),
-}
+THREE = ParameterGroups(("a", "b", "c"), (0, 1, 2), ((2,), (2,), (2,)))
+GROUPS = {"flat": SINGLE, "three groups": THREE}
 CASES = [
     *((name, "flat", "global") for name in STRATEGIES),
     *(
