@@ -76,7 +76,7 @@ def test_every_format_holds_all_of_it(tmp_path):
         assert f"- {line}\n" in texts[".txt"]
         assert f"- {line}\n" in texts[".md"]
         assert f"<li>{html.escape(line)}</li>" in texts[".html"]
-    for name, value in report_words.rows(found):
+    for name, value in found.rows():
         assert f"| {name} | {value} |" in texts[".md"]
         assert f"{name:<25}  {value}\n" in texts[".txt"]
         row = f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
