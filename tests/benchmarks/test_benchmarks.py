@@ -1,10 +1,8 @@
 """The benchmarks run on small work; `make test-all` alone runs this."""
 
-import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -25,44 +23,8 @@ import ways  # noqa: E402
 from suite import SUITE, Benchmark  # noqa: E402
 from workloads import Workload  # noqa: E402
 
-from benchmarks.accuracy import driver, tuning  # noqa: E402
-from benchmarks.accuracy.context import Context  # noqa: E402
-from benchmarks.accuracy.methods import Transferred  # noqa: E402
-from benchmarks.accuracy.networks import NETWORKS  # noqa: E402
-from benchmarks.accuracy.results import Result  # noqa: E402
-
 BACKEND = keras.backend.backend()
 on_one_backend = pytest.mark.skipif(BACKEND != "tensorflow", reason="once is enough")
-
-
-def accuracy_of(run):
-    if run.scored_on == "test":
-        return 0.99
-    is_cell = (run.learning_rate, run.activation) == (4.0, "tanh")
-    is_variant = json.loads(run.hyperparameters).get("clip_norm") == 0.6
-    return 0.7 + 0.1 * is_cell + 0.05 * is_variant + 0.01 * (run.epochs == 40)
-
-
-@on_one_backend
-def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
-    results, runs = {}, [None]
-    context = Context(transferred={net: Transferred((1.0, 0.7, 0.5), 1.1) for net in NETWORKS})
-    while runs:
-        context = replace(context, results=results)
-        runs = [e.run for e in driver.planned(context) if e.run and e.run.key not in results]
-        made = ((run, accuracy_of(run)) for run in runs)
-        new = {run.key: Result(a, 2.69, 50.0, (0.5, a), (0.3, 0.3), a) for run, a in made}
-        results = {**results, **new}
-    planned = [each.run for each in driver.planned(context) if each.run]
-    assert len({run.key for run in planned}) == len(planned)
-    seeds = [{r.seed for r in planned if r.scored_on == kind} for kind in ("test", "validation")]
-    assert not seeds[0] & seeds[1]
-    chosen = tuning.choice(context, "fixed").run
-    assert (chosen.learning_rate, chosen.epochs, chosen.activation) == (4.0, 40, "tanh")
-    assert json.loads(chosen.hyperparameters) == {"clip_norm": 0.6}
-    (tuned,) = tuning.tuned_runs(context, "fixed", 4.5, seed=3)
-    assert json.loads(tuned.hyperparameters) == {"clip_norm": 1.6}
-    assert (tuned.seed, tuned.scored_on, tuned.learning_rate) == (3, "test", 4.0)
 
 
 @on_one_backend
