@@ -211,8 +211,7 @@ test-tensorflow-privacy: | $(VENV)/.created
 	    $(MAKE) --silent --no-print-directory $(TFP_VENV)/.installed && \
 	    echo "==> Tests beside TensorFlow Privacy" && \
 	    $(TFP_VENV)/bin/python tests/packaging/releases.py installed tensorflow-privacy && \
-	    KERAS_BACKEND=tensorflow $(TFP_VENV)/bin/python -m pytest $(PYTEST_FLAGS) tests/integrations \
-	        keras_adaclip/integrations/tensorflow_privacy; \
+	    KERAS_BACKEND=tensorflow $(TFP_VENV)/bin/python -m pytest $(PYTEST_FLAGS) tests/integrations; \
 	fi
 
 # Flower pins many packages: an environment of its own.
@@ -286,7 +285,9 @@ bench-federated: $(VENV)/.installed-test
 # Strict: a warning is an error, and so is a public name that the page of the API leaves out.
 docs: $(VENV)/.installed-docs
 	@echo "==> Building the documentation into site/"
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@# With `--quiet`, `--strict` would count no warning.
+	@output=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict 2>&1) || \
+	    { echo "$$output"; exit 1; }
 
 clean:
 	rm -rf $(VENV) $(TFP_VENV) $(FLOWER_VENV) $(OLDEST_VENV) $(PEERS_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ import pytest
 
 BACKENDS = ("tensorflow", "jax", "torch")
 # What the files of a folder import.
-LIBRARIES = {"flower": "flwr", "tensorflow_privacy": "tensorflow_privacy"}
+LIBRARIES = {"flower": "flwr"}
 
 
 def running_backend() -> str:

@@ -18,7 +18,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 Value = TypeVar("Value")
 
 
-def check_integer(name: str, value: object, *, minimum: int = 0, maximum: int = INT32_MAX) -> int:
+def check_integer(name: str, value: object, *, minimum: int = 0, maximum: float = INT32_MAX) -> int:
     """Returns `value` as an `int` between `minimum` and `maximum`.
 
     Args:
@@ -35,7 +35,7 @@ def check_integer(name: str, value: object, *, minimum: int = 0, maximum: int = 
         raise TypeError(f"Argument `{name}` must be an integer. Received: {name}={value!r}")
     number = int(value)
     if not minimum <= number <= maximum:
-        is_low = maximum == INT32_MAX and number < minimum
+        is_low = maximum >= INT32_MAX and number < minimum
         allowed = f"be at least {minimum}" if is_low else f"lie between {minimum} and {maximum}"
         raise _out_of_range(name, allowed, number)
     return number
@@ -116,19 +116,8 @@ def check_batch_size(value: object, num_examples: int, name: str = "batch_size")
 
 
 def check_seed(value: object) -> int | None:
-    """Returns a seed, an integer of any size that is not negative, or None.
-
-    Raises:
-        TypeError: If the value is neither an integer nor None.
-        ValueError: If it is negative.
-    """
-    if value is None:
-        return None
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"Argument `seed` must be an integer or None. Received: seed={value!r}")
-    if value < 0:
-        raise _out_of_range("seed", "not be negative", value)
-    return int(value)
+    """Returns a seed, an integer of any size that is not negative, or None."""
+    return None if value is None else check_integer("seed", value, maximum=math.inf)
 
 
 def optional(check: Callable[[str, Any], Value], name: str, value: Any) -> Value | None:

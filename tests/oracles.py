@@ -30,6 +30,16 @@ def mean_norm_update(clip_norm, norms, factor, bound_factor, expected_units, noi
     return factor * (total / expected_units + bound / 2)
 
 
+def slots(norm, clip_norm, num_slots):
+    """Slots (Zou et al. 2026), filled one after another with `(C - n) sqrt(K)` in all."""
+    capacity = clip_norm / np.sqrt(num_slots)
+    left, filled = max(clip_norm - norm, 0.0) * np.sqrt(num_slots), []
+    for _ in range(num_slots):
+        filled.append(min(left, capacity))
+        left -= filled[-1]
+    return np.array(filled)
+
+
 def group_stddevs(allocation, noise_multiplier, clip_norms, sizes):
     """Noise of each group (Thakkar et al. 2019, section 2; McMahan et al. 2018)."""
     clip_norms, sizes = np.asarray(clip_norms, np.float64), np.asarray(sizes, np.float64)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip import accounting, schedules
+from keras_adaclip import accounting, clipping, schedules
 from keras_adaclip.accounting import Sampling, Unit
+from keras_adaclip.activations import TemperedSigmoid
 from keras_adaclip.audit import Canaries, OneRunAudit, epsilon_lower_bound
 
 NUMBERS = np.zeros((300, 4), np.float32)
@@ -28,6 +29,18 @@ LINEAR, EXPONENTIAL = schedules.LinearDecay, schedules.ExponentialDecay
 draw = functools.partial(Canaries.draw, NUMBERS, num_canaries=10)
 from_scores = functools.partial(OneRunAudit.from_scores, delta=0.0)
 row = functools.partial(dataclasses.replace, ROW)
+QUANTILE, MEAN_NORM = clipping.QuantileClipping, clipping.MeanNormClipping
+ERROR, ADACLIP = clipping.ExpectedErrorClipping, clipping.AdaClip
+FIXED, SIGMOID, TRUNCATED = clipping.FixedClipping, TemperedSigmoid, Sampling.TRUNCATED_POISSON
+# Arguments that are clipping norms.
+CLIP_NORMS = [(FIXED, "clip_norm"), (clipping.AutomaticClipping, "stabilizer")]
+CLIP_NORMS += [(clipping.PSAC, "stabilizer"), (clipping.SlaClip, "initial_clip_norm")]
+CLIP_NORMS += [(strategy, "initial_clip_norm") for strategy in (QUANTILE, MEAN_NORM, ERROR)]
+# Numbers that are none, and what is said of them.
+NO_NORMS = [(number, "lie between 1e-10") for number in (0.0, 1e-30, 1e30)]
+NO_NORMS += [(number, "be a number") for number in (True, np.array(1.0))]
+# What pays for statistics.
+STDDEVS = [(QUANTILE, "count"), (MEAN_NORM, "mean"), (ERROR, "excess")]
 
 # What is called, with which arguments, and what is said.
 REFUSED = [
@@ -35,7 +48,7 @@ REFUSED = [
     (DPOptimizer, {"noise_multiplier": 1e16}, r"`noise_multiplier` must be at most 1e\+15"),
     (DPOptimizer, {"noise_multiplier": "1"}, "`noise_multiplier` must be a number"),
     (DPOptimizer, {"microbatch_size": 0}, "`microbatch_size` must be at least 1"),
-    (DPOptimizer, {"seed": -1}, "`seed` must not be negative"),
+    (DPOptimizer, {"seed": -1}, "`seed` must be at least 0"),
     (DPOptimizer, {"memory_limit": 10}, "`memory_limit` belongs to"),
     (DPOptimizer, {"gradient_method": "guess"}, "`gradient_method` must be one of"),
     (DPOptimizer, {"clipping": "median"}, "must be a clipping strategy"),
@@ -54,6 +67,38 @@ REFUSED = [
     (ka.callbacks.PrivacyCallback, {"delta": 1.0}, "delta"),
     (ka.callbacks.PrivacyCallback, {"target_epsilon": 0.0}, "target_epsilon"),
     (ka.callbacks.PrivacyCallback, {"accountant": "moments"}, "accountant"),
+    *(
+        (strategy, {name: value}, f"`{name}` must {words}")
+        for strategy, name in CLIP_NORMS
+        for value, words in NO_NORMS
+    ),
+    *(
+        (strategy(**{f"{name}_noise_stddev": given}).noise_split, (1.0, units), "must have a stand")
+        for strategy, name in STDDEVS
+        for given, units in ((0.5, 100), (None, 10))
+    ),
+    (FIXED, {"clip_norm": 1.0, "groups": "per-layer"}, "`groups` must be one of"),
+    (FIXED, {"clip_norm": 1.0, "noise_allocation": "even"}, "`noise_allocation` must be one of"),
+    (clipping.get, ("median",), "must be a clipping strategy .* clipping='median'"),
+    (clipping.get, (None,), "must be a clipping strategy .* clipping=None"),
+    (clipping.get, (True,), "must be a clipping strategy .* clipping=True"),
+    (QUANTILE, {"target_quantile": 1.5}, "must lie between 0 and 1"),
+    (QUANTILE, {"target_quantile": float("nan")}, "must be finite"),
+    (QUANTILE, {"learning_rate": 0.0}, "must be positive"),
+    (QUANTILE, {"update": "cubic"}, "must be one of 'geometric', 'linear'"),
+    (QUANTILE, {"min_clip_norm": 0.2}, "must lie between `min_clip_norm` and"),
+    (MEAN_NORM, {"factor": 0.0}, "must be positive"),
+    (MEAN_NORM, {"norm_bound_factor": 1.0}, "must be above 1"),
+    (ERROR, {"learning_rate": -1.0}, "must be positive"),
+    (ERROR, {"excess_noise_stddev": 0.0}, "must be positive"),
+    (clipping.SlaClip, {"num_slots": 1}, "num_slots"),
+    (ADACLIP, {"beta1": 1.0}, "`beta1` must be at least 0 and below 1"),
+    (ADACLIP, {"beta2": None}, "`beta2` must be a number"),
+    (ADACLIP, {"min_variance": 1e-30}, "`min_variance` must lie between"),
+    (ADACLIP, {"max_variance": 1e-13}, "`min_variance` must not be above"),
+    (SIGMOID, {"scale": 0.0}, r"`scale` must be positive\. Received: scale=0\.0"),
+    (SIGMOID, {"inverse_temperature": -1}, "`inverse_temperature` must be positive"),
+    (SIGMOID, {"offset": float("nan")}, "`offset` must be finite"),
     (LINEAR, (0.0, 10), "`initial_value` must lie between 1e-30"),
     (LINEAR, (float("nan"), 10), "`initial_value` must be finite"),
     (LINEAR, (True, 10), "`initial_value` must be a number"),
@@ -95,12 +140,8 @@ REFUSED = [
     (row, {"steps": 3, "releases": 0}, "`releases` must lie between 1 and `steps`"),
     (row, {"free_steps": 1}, "`free_steps` must be below the number of steps of a release"),
     (row, {"max_batch_size": 300}, "`max_batch_size` must be 0 for sampling='poisson'"),
-    (row, {"sampling": Sampling.TRUNCATED_POISSON}, "`max_batch_size` must be at least `expec"),
-    (
-        row,
-        {"sampling": Sampling.TRUNCATED_POISSON, "max_batch_size": 60_000},
-        "below `num_examples`",
-    ),
+    (row, {"sampling": TRUNCATED}, "`max_batch_size` must be at least `expec"),
+    (row, {"sampling": TRUNCATED, "max_batch_size": 60_000}, "below `num_examples`"),
     (row, {"noise_multiplier": 1e39}, "`noise_multiplier` must fit float32"),
     (ROW.advance(2**31 - 1).advance, (1,), "`steps` must lie between 0 and 2147483647"),
     (accounting.gaussian_mu, (-1.0, 1e-5), "`epsilon` must not be negative"),
@@ -110,7 +151,6 @@ REFUSED = [
     (accounting.RandomSelection, (10, "uniform"), "'geometric', 'logarithmic', 'poisson'"),
     (accounting.RunBounds, ((),), "at least one `Ledger`"),
     (accounting.RunBounds, (MIXED,), "cannot hold steps about"),
-    (accounting.smallest_max_batch_size, ([], 1e-5), "must hold a row"),
     (draw, {"kind": "mislabeled"}, "need targets"),
     (draw, {"num_canaries": 301}, "num_canaries"),
     (draw, {"num_canaries": 1}, "num_canaries"),

@@ -27,7 +27,6 @@ DECAY = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
 LEDGER_ROW = ka.accounting.LedgerRow.open(ka.accounting.Sampling.POISSON, 10, 100, 2.0).advance(20)
 ROWS = np.zeros((20, 2), "float32")
 PRINTED = [
-    (clipping.QuantileClipping(), "QuantileClipping(target_quantile=0.5)"),
     (
         clipping.QuantileClipping(0.7, update="linear", groups="per_layer"),
         "QuantileClipping(target_quantile=0.7, update='linear', groups='per_layer')",
@@ -35,10 +34,6 @@ PRINTED = [
     (
         clipping.FixedClipping([1.0, 0.1 + 0.2], groups=build_model),
         "FixedClipping(clip_norm=[1.0, 0.3], groups=build_model)",
-    ),
-    (
-        clipping.ScheduledClipping(schedules.PowerDecay(0.5)),
-        "ScheduledClipping(schedule=PowerDecay(initial_value=0.5))",
     ),
     (
         schedules.PiecewiseConstant([1.0] * 100),
@@ -59,6 +54,10 @@ PRINTED = [
         ka.optimizers.AutoDPOptimizer(3.0, plan={"batch_size": 64}),
         "AutoDPOptimizer(target_epsilon=3.0, plan={'batch_size': 64})",
     ),
+    (
+        ka.federated.ClientData.from_arrays(ROWS, None, np.arange(20) // 2),
+        "<ClientData with 10 clients>",
+    ),
     # Neither rows nor coins.
     (
         ka.callbacks.AuditCallback(ka.audit.Canaries.draw(ROWS, num_canaries=6), 1e-5),
@@ -67,10 +66,6 @@ PRINTED = [
     (
         ka.sampling.PoissonDataset(ROWS, expected_batch_size=5, seed=1),
         "PoissonDataset(num_examples=20, expected_batch_size=5, sampling_probability=0.25)",
-    ),
-    (
-        ka.federated.ClientData.from_arrays(ROWS, None, np.arange(20) // 2),
-        "<ClientData with 10 clients>",
     ),
 ]
 

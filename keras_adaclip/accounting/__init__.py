@@ -12,7 +12,7 @@
     groups       epsilon for several units of one person; epsilon as the shift of one Gaussian
     selection    the best of a random number of runs, and the most that each may spend
     report       what was spent and how, for those who have to trust it
-    report_words what that means, as text, Markdown and a document of HTML
+    report_words its facts and what they mean, as text, Markdown and a document of HTML
 
 Everything here runs on the host, in NumPy, and does not import Keras.
 """
@@ -33,18 +33,13 @@ from keras_adaclip.accounting.epsilon import (
     rounded_up,
     warn_of_large_delta,
 )
-from keras_adaclip.accounting.events import neighboring_relation as rows_relation
 from keras_adaclip.accounting.events import require_truncation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.kinds import Sampling, Unit
 from keras_adaclip.accounting.ledger import Ledger
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
-from keras_adaclip.accounting.report import (
-    NO_TUNING,
-    PrivacyReport,
-    check_report_path,
-    software_versions,
-)
+from keras_adaclip.accounting.report import PrivacyReport, check_report_path, software_versions
+from keras_adaclip.accounting.report_words import NO_TUNING
 from keras_adaclip.accounting.row import LedgerRow, Mechanism, rows_of_epochs
 from keras_adaclip.accounting.saved_ledger import (
     CHANGED,

@@ -118,26 +118,45 @@ def calibrate_noise_multiplier(
                 f"one of Keras's with `keras_adaclip.schedules.get`. Received: {noise_schedule!r}"
             )
         return _least_schedule(noise_schedule, epsilon, target, guess, run)
-    received = f", delta={delta}, accountant={accountant!r}"
-    return _least_noise(epsilon, target, guess, received=received)
+    return least_noise_multiplier(epsilon, target, guess)
 
 
-def least_noise_multiplier(epsilon: Callable[[float], float], target_epsilon: float) -> float:
+def least_noise_multiplier(
+    epsilon: Callable[[float], float],
+    target_epsilon: float,
+    guess: float = 1.0,
+    tolerance: float = _TOLERANCE,
+) -> float:
     """The least noise multiplier with which `epsilon` stays within a privacy budget.
 
     Args:
         epsilon: A non-increasing function of a noise multiplier, such as the epsilon of a search
-            over several plans.
+            over several plans; costly.
         target_epsilon: The budget, positive.
+        guess: The first noise multiplier to try.
+        tolerance: How far below the target epsilon may be, as a share of it.
 
     Returns:
-        A noise multiplier that float32 holds exactly, with an epsilon within 0.1% of the target.
+        A noise multiplier that float32 holds exactly, with an epsilon within the tolerance.
 
     Raises:
         TypeError: If the target is not a number.
         ValueError: If the target is out of range, or no noise reaches it.
     """
-    return _least_noise(epsilon, check_positive("target_epsilon", target_epsilon), guess=1.0)
+    target = check_positive("target_epsilon", target_epsilon)
+    noise, reached = _crossing(epsilon, target, guess, tolerance)
+    if (1 - _LARGEST_JUMP) * target <= reached <= target:
+        return noise
+    if reached > target:
+        remedy = "Use a larger `delta`, or fewer steps."
+    elif noise <= 1.001 * _LEAST_NOISE:
+        remedy = f"A noise multiplier below {_LEAST_NOISE:g} protects nobody: use a smaller target."
+    else:
+        remedy = "The bound jumps there: use a larger `target_epsilon`, or accountant='pld'."
+    raise ValueError(
+        f"No noise multiplier reaches the target epsilon: the nearest epsilon is {reached:.6g}. "
+        f"{remedy} Received: target_epsilon={target}"
+    )
 
 
 def _least_schedule(
@@ -166,7 +185,6 @@ def _least_schedule(
     # The cost of a step is about 1 / z**2, so a constant of this noise costs as much.
     most = noises.max()
     guess = constant * most / float(np.average(noises**-2.0, weights=steps) ** -0.5)
-    received = f", noise_schedule={schedule!r}"
 
     def scaled_epsilon(noise: float, coarseness: int = 1) -> float:
         """Return epsilon of the schedule scaled to a largest value of `noise`."""
@@ -176,43 +194,9 @@ def _least_schedule(
         """Return the same on a coarse grid."""
         return scaled_epsilon(noise, COARSENESS)
 
-    guess = _least_noise(coarse_epsilon, target, guess, received=received)
-    noise = _least_noise(scaled_epsilon, target, guess, _SCHEDULE_TOLERANCE, received)
+    guess = least_noise_multiplier(coarse_epsilon, target, guess)
+    noise = least_noise_multiplier(scaled_epsilon, target, guess, _SCHEDULE_TOLERANCE)
     return schedule.scaled(noise / most)
-
-
-def _least_noise(
-    epsilon: Callable[[float], float],
-    target: float,
-    guess: float,
-    tolerance: float = _TOLERANCE,
-    received: str = "",
-) -> float:
-    """Return the least float32 with `epsilon(noise) <= target`, within the tolerance in epsilon.
-
-    Args:
-        epsilon: Non-increasing function of a noise multiplier; costly.
-        target: The bound.
-        guess: The first noise multiplier to try.
-        tolerance: How far below the target epsilon may be, as a share of it.
-        received: Further arguments for the message of the error.
-
-    Raises:
-        ValueError: If no noise multiplier has an epsilon near the target.
-    """
-    noise, reached = _crossing(epsilon, target, guess, tolerance)
-    if (1 - _LARGEST_JUMP) * target <= reached <= target:
-        return noise
-    if reached > target:
-        remedy = "Use a larger `delta`, or fewer steps."
-    elif noise <= 1.001 * _LEAST_NOISE:
-        remedy = f"A noise multiplier below {_LEAST_NOISE:g} protects nobody: use a smaller target."
-    else:
-        remedy = "The bound jumps there: use a larger `target_epsilon`, or accountant='pld'."
-    raise ValueError(
-        f"No noise multiplier reaches the target epsilon: the nearest epsilon is {reached:.6g}. "
-        f"{remedy} Received: target_epsilon={target}{received}"
-    )
 
 
 def _crossing(
@@ -220,7 +204,7 @@ def _crossing(
 ) -> tuple[float, float]:
     """Return the least noise that was found to reach a target, and its epsilon.
 
-    That of the most noise if none reaches the target. See `_least_noise` for the arguments.
+    That of the most noise if none reaches the target. Arguments as of `least_noise_multiplier`.
     """
     found: dict[float, float] = {}
     aim = target * (1 - tolerance / 2)
@@ -275,9 +259,9 @@ def max_steps_within(
 
     Example:
 
-    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
-    >>> max_steps_within([], row, delta=1e-5, target_epsilon=1.0)
-    1936
+    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=2.0)
+    >>> max_steps_within([], row, delta=1e-5, target_epsilon=0.5)
+    3790
     """
     target = check_positive("target_epsilon", target_epsilon)
     delta, accountant = check_between_0_and_1("delta", delta), check_accountant(accountant)
@@ -289,12 +273,27 @@ def max_steps_within(
         """Return all events after some more steps."""
         return events.counted_events((*rows[:-1], next_row.advance(steps)), relation)
 
-    def is_within(steps: int) -> bool:
-        """Return whether epsilon is within the target after some more steps."""
-        return composed_epsilon(after(steps), delta, accountant) <= target
+    return most_within(after, INT32_MAX - next_row.steps, target, delta, accountant)
 
-    most = INT32_MAX - next_row.steps
-    guess = largest_within(lambda steps: rough_epsilon(after(steps), delta) <= target, most)
+
+def most_within(
+    events: Callable[[int], CountedEvents], most: int, target: float, delta: float, accountant: str
+) -> int:
+    """Return the greatest number up to `most` whose events are within a budget; 0 if none is.
+
+    Args:
+        events: The events of a number, such as that of the steps; they grow with it.
+        most: The greatest number to consider.
+        target: The budget.
+        delta: The delta of the budget.
+        accountant: `"pld"` or `"rdp"`.
+    """
+
+    def is_within(number: int) -> bool:
+        """Return whether epsilon is within the budget."""
+        return composed_epsilon(events(number), delta, accountant) <= target
+
+    guess = largest_within(lambda number: rough_epsilon(events(number), delta) <= target, most)
     return largest_within(is_within, most, guess)
 
 
@@ -317,8 +316,8 @@ def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
     """The smallest `max_batch_size` that costs at most 0.1% of epsilon.
 
     Args:
-        rows: The rows of a planned run on exact Poisson draws of one data set. Rows of different
-            noise count as if all steps had the least.
+        rows: The rows of a planned run on exact Poisson draws of one data set, at least one. Rows
+            of different noise count as if all steps had the least.
         delta: Delta, between 0 and 1.
 
     Returns:
@@ -326,37 +325,33 @@ def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
         number costs more.
 
     Raises:
-        ValueError: If there is no row, or delta is out of range.
+        ValueError: If delta is out of range.
 
     Example:
 
-    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
+    >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=4.0)
     >>> smallest_max_batch_size([row.advance(3515)], delta=1e-5)
-    335
+    317
     """
     rows = tuple(rows)
-    if not rows:
-        raise ValueError("Argument `rows` must hold a row of the planned run. Received: none")
     delta = check_between_0_and_1("delta", delta)
     least = min(rows, key=lambda row: row.noise_multiplier)
     steps = min(max(sum(row.steps for row in rows), 1), INT32_MAX)
     exact = dataclasses.replace(least, steps=steps, releases=steps)
     size, num_examples = exact.expected_batch_size, exact.num_examples
-    probability = exact.sampling_probability
-    rare = int(scipy.stats.binom.isf(_RARELY, num_examples, probability))
-    limit = 1 + _SHARE_OF_EPSILON
+    rare = int(scipy.stats.binom.isf(_RARELY, num_examples, exact.sampling_probability))
+    if exact.noise_multiplier == 0:
+        return min(rare, num_examples)
 
     def is_enough(most: int, coarseness: int) -> bool:
         """Return whether batches of at most this size cost little, on a grid of PLD."""
-        if exact.noise_multiplier == 0:
-            return most >= rare
         sampling = Sampling.TRUNCATED_POISSON
         row = dataclasses.replace(exact, sampling=sampling, max_batch_size=most)
         found, allowed = (
             composed_epsilon(events.counted_events([each]), delta, "pld", coarseness)
             for each in (row, exact)
         )
-        return found <= limit * allowed
+        return found <= (1 + _SHARE_OF_EPSILON) * allowed
 
     # A coarse grid finds the number, and the fine one confirms it.
     most = 1 + largest_within(

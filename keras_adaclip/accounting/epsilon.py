@@ -21,7 +21,8 @@ from keras_adaclip.accounting.row import LedgerRow
 ACCOUNTANTS = ("pld", "rdp")
 # A grid this much coarser is several times as fast. Epsilon grows by some tenths of a percent.
 COARSENESS = 8
-_RELATIONS_IN_WORDS = {
+# The neighbouring data sets of each relation.
+RELATIONS_IN_WORDS = {
     events.ADD_OR_REMOVE_ONE: "one unit is added or removed",
     events.ZERO_OUT: "one unit is zeroed out, leaving a hole in its batch",
     events.REPLACE_ONE: "one unit is replaced by another",
@@ -173,16 +174,15 @@ def ledger_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str = "p
     return composed_epsilon(events.counted_events(rows), delta, check_accountant(accountant))
 
 
-def quick_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str, relation: str) -> float:
+def quick_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str) -> float:
     """An upper bound on the epsilon of some rows, less than 1% above `ledger_epsilon`.
 
     Args:
         rows: Ledger rows.
         delta: Delta, between 0 and 1.
         accountant: `"pld"` or `"rdp"`.
-        relation: The neighbouring relation that epsilon is stated under.
     """
-    return composed_epsilon(events.counted_events(rows, relation), delta, accountant, COARSENESS)
+    return composed_epsilon(events.counted_events(rows), delta, accountant, COARSENESS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +268,7 @@ class PrivacySpent:
         kinds = "; ".join(Sampling[name.upper()].describe() for name in self.sampling.split(" + "))
         sentences = [
             f"{guarantee}, by the {self.accountant.upper()} accountant.",
-            f"Neighbouring data sets: {relation_in_words(self.neighboring_relation)}.",
+            f"Neighbouring data sets: {RELATIONS_IN_WORDS[self.neighboring_relation]}.",
             f"Sampling: {kinds}.",
         ]
         if self.unit != "example":
@@ -287,11 +287,6 @@ def selections_in_words(rows: Iterable[LedgerRow]) -> str:
         for row in rows
         if row.selection is not None
     )
-
-
-def relation_in_words(relation: str) -> str:
-    """The neighbouring data sets of a relation."""
-    return _RELATIONS_IN_WORDS.get(relation, relation)
 
 
 def rounded_up(value: float, digits: int = 5) -> str:

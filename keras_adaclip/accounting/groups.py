@@ -124,21 +124,18 @@ def knows_mixtures() -> bool:
 def _by_group_property(events: CountedEvents, delta: float, group_size: int) -> float:
     """Return a bound by the property of any (epsilon, delta); arguments as of `_by_mixtures`."""
 
-    def epsilon_and_delta(log_delta: float) -> tuple[float, float]:
-        """Return epsilon and log delta of the group, for log delta of one example."""
+    def excess(log_delta: float) -> float:
+        """Return by how much the group's log delta exceeds the wanted one."""
         alone = composed_epsilon(events, math.exp(log_delta), "pld")
         # The sum of e^(i epsilon) for i from 0 to k - 1.
         log_sum = float(np.logaddexp.reduce(alone * np.arange(group_size)))
-        return group_size * alone, log_delta + log_sum
+        return log_delta + log_sum - math.log(delta)
 
-    low, high = _LEAST_LOG_DELTA, math.log(delta)
-    if epsilon_and_delta(low)[1] > math.log(delta):
+    if excess(_LEAST_LOG_DELTA) > 0.0:
         return math.inf
-    while high - low > _PRECISION:
-        middle = (low + high) / 2
-        is_enough = epsilon_and_delta(middle)[1] <= math.log(delta)
-        low, high = (middle, high) if is_enough else (low, middle)
-    return epsilon_and_delta(low)[0]
+    root = scipy.optimize.brentq(excess, _LEAST_LOG_DELTA, math.log(delta), xtol=_PRECISION)
+    # Below the root the group's delta is small enough.
+    return group_size * composed_epsilon(events, math.exp(root - 2 * _PRECISION), "pld")
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:

@@ -10,17 +10,13 @@ import math
 from typing import Any
 
 from keras_adaclip import _checks
-from keras_adaclip.accounting.accountants import composed_epsilon, rough_epsilon
-from keras_adaclip.accounting.calibrate import calibrate_noise_multiplier, largest_within
+from keras_adaclip.accounting.accountants import composed_epsilon
+from keras_adaclip.accounting.calibrate import calibrate_noise_multiplier, most_within
 from keras_adaclip.accounting.epsilon import check_accountant, rounded_up, warn_of_large_delta
 from keras_adaclip.accounting.events import CountedEvents, PlannedRun
+from keras_adaclip.accounting.kinds import Sampling
 
 _MOST_EPOCHS = 1_000_000
-_SAMPLINGS_IN_WORDS = {
-    "shuffle": "shuffled passes, no amplification",
-    "stream": "unknown, an example may be in every batch, no amplification",
-    "fixed": "batches of fixed size without replacement, one example replaced",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +76,10 @@ class PrivacyPlan:
     def __str__(self) -> str:
         noise = self.noise_multiplier
         is_solved = self.solved_for == "noise_multiplier"
-        sampling = _SAMPLINGS_IN_WORDS.get(
-            self.sampling,
-            f"poisson, each example with probability {self.sampling_probability:.3%} a step",
-        )
+        sampling = Sampling[self.sampling.upper()].describe()
+        if self.sampling == "poisson":
+            share = f"{self.sampling_probability:.3%}"
+            sampling = f"poisson, each example with probability {share} a step"
         rows = [
             ("epsilon", f"{rounded_up(self.epsilon)} ({self.accountant.upper()})"),
             ("delta", f"{self.delta:.9g}"),
@@ -202,8 +198,7 @@ def plan(
         warn_of_large_delta(delta, num_examples)
     if epochs is None:
         most = min(_MOST_EPOCHS, _checks.INT32_MAX // math.ceil(num_examples / batch_size))
-        guess = largest_within(lambda epochs: rough_epsilon(events(epochs), delta) <= target, most)
-        epochs = largest_within(lambda epochs: epsilon(epochs) <= target, most, guess)
+        epochs = most_within(events, most, target, delta, accountant)
         if epochs == 0:
             raise ValueError(
                 "No `epochs` reaches the target epsilon: one epoch has epsilon "

@@ -16,27 +16,23 @@ from pathlib import Path
 from typing import Any, Self
 
 from keras_adaclip._checks import check_between_0_and_1, check_choice
-from keras_adaclip.accounting import report_words
 from keras_adaclip.accounting.epsilon import ledger_epsilon, selections_in_words
 from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.kinds import Sampling, Unit
+from keras_adaclip.accounting.report_words import ReportInWords
 from keras_adaclip.accounting.row import LedgerRow
 from keras_adaclip.accounting.saved_ledger import read_saved_privacy
 from keras_adaclip.accounting.selection import RandomSelection
 
 _FORMAT, _VERSION = "keras_adaclip.PrivacyReport", 1
 GROUP_SIZES = (2, 5, 10)
-NO_TUNING = "none is counted: epsilon is that of the training run alone"
-_NOT_KNOWN = "not known here"
-_NOT_STATED = "not stated"
 _SUFFIXES = (".html", ".json", ".md", ".txt")
 _DERIVED = ("steps", "protection", "meaning", "assumptions", "not_covered")
 _SOFTWARE = ("keras_adaclip", "dp-accounting", "numpy")
 
 
-@dataclasses.dataclass(frozen=True)
-class PrivacyReport:
+class PrivacyReport(ReportInWords):
     """The privacy of a model's training. `str()` of it is the report as text.
 
     Args:
@@ -88,27 +84,6 @@ class PrivacyReport:
     An attacker to whom it is as likely as not that the example was used, and who then sees all
     this, guesses right with probability at most 79.5%. A blind guess is right with probability 50%.
     """
-
-    delta: float
-    unit: str
-    neighboring_relation: str
-    mechanisms: tuple[LedgerRow, ...]
-    epsilon_pld: float
-    epsilon_rdp: float
-    epsilon_without_amplification: float
-    group_epsilons: Mapping[int, float]
-    gaussian_mu: float
-    epsilon_with_selection: float | None
-    versions: Mapping[str, str]
-    clipping: str = _NOT_KNOWN
-    seeds: str = _NOT_KNOWN
-    tuning: str = NO_TUNING
-    weights: str = _NOT_KNOWN
-    model_name: str = _NOT_KNOWN
-    model_file: str | None = None
-    model_file_sha256: str | None = None
-    data_description: str = _NOT_STATED
-    date: str = dataclasses.field(default="", compare=False)
 
     @classmethod
     def from_ledger(
@@ -215,47 +190,6 @@ class PrivacyReport:
             **saved.facts,
         )
 
-    @property
-    def steps(self) -> int:
-        """Steps that ran."""
-        return sum(mechanism.steps for mechanism in self.mechanisms)
-
-    @property
-    def is_selected(self) -> bool:
-        """Whether the ledger counts that the model is the best of several runs."""
-        return any(mechanism.selection is not None for mechanism in self.mechanisms)
-
-    @property
-    def epsilon(self) -> float:
-        """The epsilon to quote: with the selection, if there was one."""
-        chosen = self.epsilon_with_selection
-        return self.epsilon_pld if chosen is None else chosen
-
-    @property
-    def is_best_of_several(self) -> bool:
-        """Whether the model is the best of several runs, in the ledger or as stated."""
-        return self.is_selected or self.epsilon_with_selection is not None
-
-    @property
-    def protection(self) -> tuple[str, ...]:
-        """What is protected, and from whom."""
-        return report_words.protection(self)
-
-    @property
-    def meaning(self) -> tuple[str, ...]:
-        """What epsilon and delta mean, with an attacker's best odds."""
-        return report_words.meaning(self)
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What people must have done for epsilon to hold."""
-        return report_words.assumptions(self)
-
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        """What epsilon does not cover."""
-        return report_words.not_covered(self)
-
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values. An infinite epsilon is the text `"inf"`, as in the JSON."""
         values = dataclasses.asdict(self)
@@ -268,22 +202,6 @@ class PrivacyReport:
     def to_json(self) -> str:
         """The report as JSON. `docs/report.md` lists the fields."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
-
-    def to_text(self) -> str:
-        """The report as text."""
-        return report_words.as_text(self)
-
-    def to_markdown(self) -> str:
-        """The report as Markdown."""
-        return report_words.as_markdown(self)
-
-    def to_html(self) -> str:
-        """The report as a document in one file of HTML, to read and to print."""
-        return report_words.as_document(self)
-
-    def _repr_html_(self) -> str:
-        """Return the table of the report, for notebooks."""
-        return report_words.as_table(report_words.rows(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the report. The suffix of the file decides the format.
@@ -300,9 +218,6 @@ class PrivacyReport:
         path = Path(path)
         text = dict(zip(_SUFFIXES, texts, strict=True))[path.suffix]()
         path.write_text(text, encoding="utf-8")
-
-    def __str__(self) -> str:
-        return self.to_text()
 
 
 def check_report_path(path: str | os.PathLike[str]) -> None:

@@ -17,26 +17,27 @@ References:
     2023, "How to DP-fy ML", on the sizes of epsilon.
 """
 
+import dataclasses
 import html
 import importlib.resources
 import math
+from collections.abc import Mapping
 from string import Template
-from typing import TYPE_CHECKING
 
-from keras_adaclip.accounting.epsilon import relation_in_words, rounded_up
+from keras_adaclip.accounting.epsilon import RELATIONS_IN_WORDS, rounded_up
 from keras_adaclip.accounting.events import ADD_OR_REMOVE_ONE, REPLACE_ONE, ZERO_OUT
 from keras_adaclip.accounting.kinds import Sampling
-
-if TYPE_CHECKING:
-    from keras_adaclip.accounting.report import PrivacyReport
+from keras_adaclip.accounting.row import LedgerRow
 
 Rows = list[tuple[str, str]]
-_WIDTH = 25
 # What a user states is shown as it is: no HTML, no link, no image.
 _IN_MARKDOWN = str.maketrans(
     {"\\": "\\\\", "|": "\\|", "[": "\\[", "]": "\\]", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
 
+NO_TUNING = "none is counted: epsilon is that of the training run alone"
+_NOT_KNOWN = "not known here"
+_NOT_STATED = "not stated"
 NOTHING_RAN = "No step has run: the training data have not been used."
 _NEIGHBORS = {
     ADD_OR_REMOVE_ONE: "without the {unit}",
@@ -100,153 +101,275 @@ def percent(share: float) -> str:
     return f"{math.ceil(1000 * share - 1e-9) / 10:g}%"
 
 
-def protection(report: "PrivacyReport") -> tuple[str, ...]:
-    """What is protected, and from whom."""
-    unit, neighbor = report.unit, _NEIGHBORS[report.neighboring_relation]
-    what = (
-        f"Protected: whether {_UNITS[unit]} was used for training, and what it contained. Training "
-        f"{neighbor.format(unit=unit)} gives nearly the same distribution of models; "
-        "epsilon and delta bound the difference."
-    )
-    seen = (
-        "the weights of the selected run, but neither other runs nor their number"
-        if report.is_best_of_several
-        else "the trained weights, the weights after every step, and the clipping norms"
-    )
-    return (
-        what,
-        f"From whom: anyone who sees {seen}, even if they know the method and all other {unit}s, "
-        "and whatever they compute or learn later.",
-        "Not from: anyone who sees the data, the memory of the training process, or its random "
-        "numbers.",
-    )
+@dataclasses.dataclass(frozen=True)
+class ReportInWords:
+    """The facts of a `PrivacyReport`, and what they mean in sentences and tables."""
 
+    delta: float
+    unit: str
+    neighboring_relation: str
+    mechanisms: tuple[LedgerRow, ...]
+    epsilon_pld: float
+    epsilon_rdp: float
+    epsilon_without_amplification: float
+    group_epsilons: Mapping[int, float]
+    gaussian_mu: float
+    epsilon_with_selection: float | None
+    versions: Mapping[str, str]
+    clipping: str = _NOT_KNOWN
+    seeds: str = _NOT_KNOWN
+    tuning: str = NO_TUNING
+    weights: str = _NOT_KNOWN
+    model_name: str = _NOT_KNOWN
+    model_file: str | None = None
+    model_file_sha256: str | None = None
+    data_description: str = _NOT_STATED
+    date: str = dataclasses.field(default="", compare=False)
 
-def meaning(report: "PrivacyReport") -> tuple[str, ...]:
-    """What epsilon and delta mean for an attacker."""
-    if not report.mechanisms:
-        return (NOTHING_RAN,)
-    epsilon, delta, unit = report.epsilon, report.delta, report.unit
-    num_examples = max(mechanism.num_examples for mechanism in report.mechanisms)
-    if math.isinf(epsilon):
+    @property
+    def steps(self) -> int:
+        """Steps that ran."""
+        return sum(mechanism.steps for mechanism in self.mechanisms)
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether the ledger counts that the model is the best of several runs."""
+        return any(mechanism.selection is not None for mechanism in self.mechanisms)
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon to quote: with the selection, if there was one."""
+        chosen = self.epsilon_with_selection
+        return self.epsilon_pld if chosen is None else chosen
+
+    @property
+    def is_best_of_several(self) -> bool:
+        """Whether the model is the best of several runs, in the ledger or as stated."""
+        return self.is_selected or self.epsilon_with_selection is not None
+
+    @property
+    def protection(self) -> tuple[str, ...]:
+        """What is protected, and from whom."""
+        unit, neighbor = self.unit, _NEIGHBORS[self.neighboring_relation]
+        what = (
+            f"Protected: whether {_UNITS[unit]} was used for training, and what it contained. "
+            f"Training {neighbor.format(unit=unit)} gives nearly the same distribution of models; "
+            "epsilon and delta bound the difference."
+        )
+        seen = (
+            "the weights of the selected run, but neither other runs nor their number"
+            if self.is_best_of_several
+            else "the trained weights, the weights after every step, and the clipping norms"
+        )
         return (
-            "Epsilon is infinite: nothing is promised. An attacker may find out with certainty "
-            f"whether any {unit} was in the training data.",
+            what,
+            f"From whom: anyone who sees {seen}, even if they know the method and all other "
+            f"{unit}s, and whatever they compute or learn later.",
+            "Not from: anyone who sees the data, the memory of the training process, or its random "
+            "numbers.",
         )
-    one_in = f"{math.floor(1 / delta * (1 + 1e-12)):,}"
-    texts = [
-        f"Epsilon is at most {rounded_up(epsilon)}: whatever an attacker looks for is at most "
-        f"e^epsilon = {_ratio(epsilon)} times as likely with one of the two data sets as with the "
-        "other.",
-        f"Delta is {delta:g}, or 1 in {one_in}: a probability that may be added to each of these "
-        "bounds.",
-        f"An attacker to whom it is as likely as not that the {unit} was used, and who then sees "
-        f"all this, guesses right with probability at most {percent(best_guess(epsilon, delta))}. "
-        "A blind guess is right with probability 50%.",
-        *(
-            f"A membership test with a false positive rate of {rate:.1%} has a true positive rate "
-            f"of at most {percent(most_true_positives(rate, epsilon, delta))}."
-            for rate in _FALSE_POSITIVE_RATES
-        ),
-        "Ponomareva et al. (2023) call an epsilon of up to 1 strong, up to 10 reasonable, and "
-        "above 10 weak or worse.",
-    ]
-    if delta * num_examples >= 1:
-        texts.append(
-            f"DELTA IS TOO LARGE: it should be well below 1 in {num_examples:,}, the number of "
-            f"{unit}s. With this one, publishing a random {unit} would count as private."
+
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """What epsilon and delta mean, with an attacker's best odds."""
+        if not self.mechanisms:
+            return (NOTHING_RAN,)
+        epsilon, delta, unit = self.epsilon, self.delta, self.unit
+        num_examples = max(mechanism.num_examples for mechanism in self.mechanisms)
+        if math.isinf(epsilon):
+            return (
+                "Epsilon is infinite: nothing is promised. An attacker may find out with certainty "
+                f"whether any {unit} was in the training data.",
+            )
+        one_in = f"{math.floor(1 / delta * (1 + 1e-12)):,}"
+        texts = [
+            f"Epsilon is at most {rounded_up(epsilon)}: whatever an attacker looks for is at most "
+            f"e^epsilon = {_ratio(epsilon)} times as likely with one of the two data sets as with "
+            "the other.",
+            f"Delta is {delta:g}, or 1 in {one_in}: a probability that may be added to each of "
+            "these bounds.",
+            f"An attacker to whom it is as likely as not that the {unit} was used, and who then "
+            "sees all this, guesses right with probability at most "
+            f"{percent(best_guess(epsilon, delta))}. A blind guess is right with probability 50%.",
+            *(
+                f"A membership test with a false positive rate of {rate:.1%} has a true positive "
+                f"rate of at most {percent(most_true_positives(rate, epsilon, delta))}."
+                for rate in _FALSE_POSITIVE_RATES
+            ),
+            "Ponomareva et al. (2023) call an epsilon of up to 1 strong, up to 10 reasonable, and "
+            "above 10 weak or worse.",
+        ]
+        if delta * num_examples >= 1:
+            texts.append(
+                f"DELTA IS TOO LARGE: it should be well below 1 in {num_examples:,}, the number of "
+                f"{unit}s. With this one, publishing a random {unit} would count as private."
+            )
+        return tuple(texts)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What people must have done for epsilon to hold."""
+        unit, samplings = self.unit, {mechanism.sampling for mechanism in self.mechanisms}
+        person = (
+            "Data: each person has one row. For a person with several, epsilon is that of a person "
+            "with so many examples."
+            if unit == "example"
+            else "Data: all data of a person belong to one client."
         )
-    return tuple(texts)
-
-
-def assumptions(report: "PrivacyReport") -> tuple[str, ...]:
-    """What people must have done for epsilon to hold."""
-    unit, samplings = report.unit, {mechanism.sampling for mechanism in report.mechanisms}
-    person = (
-        "Data: each person has one row. For a person with several, epsilon is that of a person "
-        "with so many examples."
-        if unit == "example"
-        else "Data: all data of a person belong to one client."
-    )
-    texts = [
-        person,
-        "Data: initial weights, vocabularies, normalization and the like were made without these "
-        "data, or are covered otherwise.",
-    ]
-    if Sampling.PASS in samplings:
-        texts.append(
-            f"Training: no {unit} comes twice in a pass over the data. The user has stated this "
-            "(`once_per_pass=True`); it was not checked."
+        texts = [
+            person,
+            "Data: initial weights, vocabularies, normalization and the like were made without "
+            "these data, or are covered otherwise.",
+        ]
+        if Sampling.PASS in samplings:
+            texts.append(
+                f"Training: no {unit} comes twice in a pass over the data. The user has stated "
+                "this (`once_per_pass=True`); it was not checked."
+            )
+        if Sampling.STREAM in samplings:
+            texts.append(f"Training: no {unit} comes twice in a batch. This was not checked.")
+        if self.is_best_of_several:
+            texts.append(
+                "Training: the number of runs was drawn from the stated law and stays secret; the "
+                "runs had the stated mechanism, hyperparameters drawn independently, and nothing "
+                "else of them is published."
+            )
+        return (
+            *texts,
+            "Training: validation data, and whatever decided on hyperparameters or on when to "
+            "stop, are public or covered otherwise.",
+            "Training: a seed of noise or sampling, if one was set, stays secret, and no other run "
+            "has used it.",
+            "Publication: only weights and what is computed from them, no metrics, logs or plots "
+            "of the training data.",
         )
-    if Sampling.STREAM in samplings:
-        texts.append(f"Training: no {unit} comes twice in a batch. This was not checked.")
-    if report.is_best_of_several:
-        texts.append(
-            "Training: the number of runs was drawn from the stated law and stays secret; the "
-            "runs had the stated mechanism, hyperparameters drawn independently, and nothing else "
-            "of them is published."
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What epsilon does not cover."""
+        choices = _OTHER_CHOICES if self.is_best_of_several else _CHOICES
+        texts = (*_NOT_COVERED, *([_SCORES_OF_SELECTION] if self.is_selected else []))
+        return tuple(text.format(unit=self.unit, choices=choices) for text in texts)
+
+    def to_text(self) -> str:
+        """The report as text."""
+        return self._written("Privacy report", "{:<25}  {}", "{}:\n", {})
+
+    def to_markdown(self) -> str:
+        """The report as Markdown."""
+        head = "# Privacy report\n\n| | |\n| --- | --- |"
+        return self._written(head, "| {} | {} |", "## {}\n\n", _IN_MARKDOWN)
+
+    def to_html(self) -> str:
+        """The report as a document in one file of HTML, to read and to print."""
+        lists = [
+            f"<h2>{html.escape(title)}</h2>\n<ul>\n"
+            + "\n".join(f"<li>{html.escape(each)}</li>" for each in texts)
+            + "\n</ul>"
+            for title, texts in self._titled_lists().items()
+        ]
+        unit = html.escape(self.unit)
+        epsilon = "is infinite" if math.isinf(self.epsilon) else f"≤ {rounded_up(self.epsilon)}"
+        guess = best_guess(self.epsilon, self.delta) if self.mechanisms else 0.5
+        template = importlib.resources.files("keras_adaclip.accounting").joinpath("report.html")
+        return Template(template.read_text(encoding="utf-8")).substitute(
+            model=html.escape(self.model_name),
+            date=html.escape(self.date.replace("T", " ").replace("+00:00", " UTC")),
+            verdict=f"Epsilon {epsilon} at delta = {self.delta:g}, for one {unit}",
+            guess=percent(guess),
+            guess_width=f"{200 * (guess - 0.5):.1f}",
+            unit=unit,
+            lists="\n".join(lists),
+            numbers=as_table(self._numbers()),
+            facts=as_table(self._facts()),
+            identity=as_table([*self._identity(), ("made with", self._software())]),
         )
-    return (
-        *texts,
-        "Training: validation data, and whatever decided on hyperparameters or on when to stop, "
-        "are public or covered otherwise.",
-        "Training: a seed of noise or sampling, if one was set, stays secret, and no other run has "
-        "used it.",
-        "Publication: only weights and what is computed from them, no metrics, logs or plots of "
-        "the training data.",
-    )
 
+    def _repr_html_(self) -> str:
+        """Return the table of the report, for notebooks."""
+        return as_table(self.rows())
 
-def not_covered(report: "PrivacyReport") -> tuple[str, ...]:
-    """What epsilon does not cover."""
-    choices = _OTHER_CHOICES if report.is_best_of_several else _CHOICES
-    texts = (*_NOT_COVERED, *([_SCORES_OF_SELECTION] if report.is_selected else []))
-    return tuple(text.format(unit=report.unit, choices=choices) for text in texts)
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def rows(self) -> Rows:
+        """The names and values of the table, each in one line."""
+        return [*self._numbers(), *self._facts(), *self._identity()]
+
+    def _written(self, head: str, row: str, title: str, escapes: dict[int, str]) -> str:
+        """Return the table and the lists in lines of the given forms, with characters replaced."""
+        table = [row.format(name, value.translate(escapes)) for name, value in self.rows()]
+        lists = [
+            title.format(name) + "\n".join(f"- {each}" for each in texts)
+            for name, texts in self._titled_lists().items()
+        ]
+        lists.append(f"Made with {self._software()}.\n")
+        return "\n".join([head, *table, "", "\n\n".join(lists).translate(escapes)])
+
+    def _numbers(self) -> Rows:
+        """Every epsilon."""
+        is_rdp = self.is_selected or self.neighboring_relation == REPLACE_ONE
+        without_amplification = rounded_up(self.epsilon_without_amplification)
+        if self.is_selected:
+            without_amplification = "not known, since a search has selected the model"
+        # With a selection, the other epsilons are those of a single run.
+        of_one, with_selection = "", []
+        if self.epsilon_with_selection is not None:
+            of_one = ", one run"
+            with_selection = [("with the selection", rounded_up(self.epsilon_with_selection))]
+        accountant, epsilon = "RDP" if is_rdp else "PLD", rounded_up(self.epsilon_pld)
+        return [
+            (f"epsilon{of_one}", f"{epsilon} at delta = {self.delta:g} ({accountant})"),
+            *with_selection,
+            ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
+            ("without amplification", without_amplification),
+            *(
+                (f"person with {size} {self.unit}s{of_one}", rounded_up(epsilon))
+                for size, epsilon in self.group_epsilons.items()
+            ),
+            (f"mu of Gaussian DP{of_one}", rounded_up(self.gaussian_mu)),
+        ]
+
+    def _facts(self) -> Rows:
+        """What ran."""
+        return [
+            ("unit", self.unit),
+            ("neighbouring data sets", RELATIONS_IN_WORDS[self.neighboring_relation]),
+            ("steps", f"{self.steps:,}"),
+            *(("mechanism", str(mechanism)) for mechanism in self.mechanisms),
+            *((name, _line(getattr(self, name))) for name in ("clipping", "seeds", "tuning")),
+        ]
+
+    def _identity(self) -> Rows:
+        """What the report is about."""
+        file = "not stated"
+        if self.model_file is not None:
+            file = f"{self.model_file}, SHA-256 {self.model_file_sha256}"
+        return [
+            ("weights", self.weights),
+            ("model", _line(self.model_name)),
+            ("file", _line(file)),
+            ("data, as stated", _line(self.data_description)),
+            ("date", self.date),
+        ]
+
+    def _titled_lists(self) -> dict[str, tuple[str, ...]]:
+        """All that is said in sentences, by title."""
+        return {
+            "What is protected, and from whom": self.protection,
+            "What epsilon means": self.meaning,
+            "Assumptions: who must have done what": self.assumptions,
+            "Not covered by epsilon": self.not_covered,
+        }
+
+    def _software(self) -> str:
+        """The versions in one line."""
+        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
 
 def _ratio(epsilon: float) -> str:
     """Return e^epsilon, rounded up."""
     return rounded_up(math.exp(epsilon), 3) if epsilon < _LARGEST_EXPONENT else "more than 1e300"
-
-
-def as_text(report: "PrivacyReport") -> str:
-    """The report as text."""
-    table = [f"{name:<{_WIDTH}}  {value}" for name, value in rows(report)]
-    return "\n".join(["Privacy report", *table, "", _lists(report, "{}:\n")])
-
-
-def as_markdown(report: "PrivacyReport") -> str:
-    """The report as Markdown."""
-    table = [f"| {name} | {value.translate(_IN_MARKDOWN)} |" for name, value in rows(report)]
-    head = ["# Privacy report", "", "| | |", "| --- | --- |"]
-    lists = _lists(report, "## {}\n\n").translate(_IN_MARKDOWN)
-    return "\n".join([*head, *table, "", lists])
-
-
-def as_document(report: "PrivacyReport") -> str:
-    """The report as a document."""
-    lists = [
-        f"<h2>{html.escape(title)}</h2>\n<ul>\n"
-        + "\n".join(f"<li>{html.escape(each)}</li>" for each in texts)
-        + "\n</ul>"
-        for title, texts in titled_lists(report).items()
-    ]
-    unit = html.escape(report.unit)
-    epsilon = "is infinite" if math.isinf(report.epsilon) else f"≤ {rounded_up(report.epsilon)}"
-    guess = best_guess(report.epsilon, report.delta) if report.mechanisms else 0.5
-    template = importlib.resources.files("keras_adaclip.accounting").joinpath("report.html")
-    return Template(template.read_text(encoding="utf-8")).substitute(
-        model=html.escape(report.model_name),
-        date=html.escape(report.date.replace("T", " ").replace("+00:00", " UTC")),
-        verdict=f"Epsilon {epsilon} at delta = {report.delta:g}, for one {unit}",
-        guess=percent(guess),
-        guess_width=f"{200 * (guess - 0.5):.1f}",
-        unit=unit,
-        lists="\n".join(lists),
-        numbers=as_table(numbers(report)),
-        facts=as_table(facts(report)),
-        identity=as_table([*identity(report), ("made with", software(report))]),
-    )
 
 
 def as_table(rows: Rows) -> str:
@@ -260,85 +383,6 @@ def as_table(rows: Rows) -> str:
         for name, value in rows
     ]
     return "\n".join(["<table>", *cells, "</table>"])
-
-
-def rows(report: "PrivacyReport") -> Rows:
-    """The names and values of the table, each in one line."""
-    return [*numbers(report), *facts(report), *identity(report)]
-
-
-def numbers(report: "PrivacyReport") -> Rows:
-    """Every epsilon."""
-    is_rdp = report.is_selected or report.neighboring_relation == REPLACE_ONE
-    without_amplification = rounded_up(report.epsilon_without_amplification)
-    if report.is_selected:
-        without_amplification = "not known, since a search has selected the model"
-    # With a selection, the other epsilons are those of a single run.
-    of_one, with_selection = "", []
-    if report.epsilon_with_selection is not None:
-        of_one = ", one run"
-        with_selection = [("with the selection", rounded_up(report.epsilon_with_selection))]
-    accountant, epsilon = "RDP" if is_rdp else "PLD", rounded_up(report.epsilon_pld)
-    return [
-        (f"epsilon{of_one}", f"{epsilon} at delta = {report.delta:g} ({accountant})"),
-        *with_selection,
-        ("by Rényi divergences", rounded_up(report.epsilon_rdp)),
-        ("without amplification", without_amplification),
-        *(
-            (f"person with {size} {report.unit}s{of_one}", rounded_up(epsilon))
-            for size, epsilon in report.group_epsilons.items()
-        ),
-        (f"mu of Gaussian DP{of_one}", rounded_up(report.gaussian_mu)),
-    ]
-
-
-def facts(report: "PrivacyReport") -> Rows:
-    """What ran."""
-    return [
-        ("unit", report.unit),
-        ("neighbouring data sets", relation_in_words(report.neighboring_relation)),
-        ("steps", f"{report.steps:,}"),
-        *(("mechanism", str(mechanism)) for mechanism in report.mechanisms),
-        *((name, _line(getattr(report, name))) for name in ("clipping", "seeds", "tuning")),
-    ]
-
-
-def identity(report: "PrivacyReport") -> Rows:
-    """What the report is about."""
-    file = "not stated"
-    if report.model_file is not None:
-        file = f"{report.model_file}, SHA-256 {report.model_file_sha256}"
-    return [
-        ("weights", report.weights),
-        ("model", _line(report.model_name)),
-        ("file", _line(file)),
-        ("data, as stated", _line(report.data_description)),
-        ("date", report.date),
-    ]
-
-
-def titled_lists(report: "PrivacyReport") -> dict[str, tuple[str, ...]]:
-    """All that is said in sentences, by title."""
-    return {
-        "What is protected, and from whom": report.protection,
-        "What epsilon means": report.meaning,
-        "Assumptions: who must have done what": report.assumptions,
-        "Not covered by epsilon": report.not_covered,
-    }
-
-
-def software(report: "PrivacyReport") -> str:
-    """The versions in one line."""
-    return ", ".join(f"{name} {version}" for name, version in report.versions.items())
-
-
-def _lists(report: "PrivacyReport", title: str) -> str:
-    """Return the sentences as lists under titles of the given form, and the versions."""
-    lists = [
-        title.format(name) + "\n".join(f"- {each}" for each in texts)
-        for name, texts in titled_lists(report).items()
-    ]
-    return "\n\n".join([*lists, f"Made with {software(report)}.\n"])
 
 
 def _line(text: str) -> str:

@@ -38,6 +38,7 @@ import secrets
 from collections.abc import Iterable
 
 import numpy as np
+import scipy
 
 from keras_adaclip import _checks
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
@@ -55,6 +56,7 @@ from keras_adaclip.accounting.row import LedgerRow
 
 # The largest share by which `dp_accounting` lowers the parameter of the logarithmic distribution.
 _SLACK = 1e-9
+_LEAST_LOG_STOP = -690.0
 # Sums of the same numbers in another order differ by this share.
 _ROUNDING = 1e-9
 _ORDERS = np.array(ORDERS, dtype=np.float64)
@@ -188,12 +190,13 @@ def stop_probability(mean_trials: float, distribution: str) -> float:
     """Return the parameter g of the distribution with this mean, not rounded up."""
     if distribution == "geometric":
         return 1.0 / mean_trials
-    low, high = 1e-300, 1.0
-    while high > low * (1.0 + _SLACK / 2):
-        middle = math.sqrt(low * high)
-        mean = 1.0 if middle == 1.0 else (1.0 - middle) / (-math.log(middle) * middle)
-        low, high = (low, middle) if mean < mean_trials else (middle, high)
-    return low * (1.0 - _SLACK)
+
+    def excess(log_stop: float) -> float:
+        """Return by how much the logarithm of the mean exceeds that of the wanted one."""
+        return math.log(math.expm1(log_stop) / log_stop) - log_stop - math.log(mean_trials)
+
+    found = scipy.optimize.brentq(excess, _LEAST_LOG_STOP, -1e-16, xtol=_SLACK / 10)
+    return math.exp(found) * (1.0 - _SLACK)
 
 
 def selection_epsilon(

@@ -1,8 +1,8 @@
 """The functions in which TensorFlow, JAX and PyTorch differ.
 
 `contract.py` states each function once. The two modules of the backend that
-`keras.backend.backend()` names override those that differ. No other folder imports a framework,
-except for `integrations/tensorflow_privacy/`. Private names of Keras are in `keras_private.py`.
+`keras.backend.backend()` names override those that differ. No other folder imports a framework.
+Private names of Keras are in `keras_private.py`.
 """
 
 import importlib

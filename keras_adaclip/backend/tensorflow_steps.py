@@ -230,12 +230,6 @@ def unsupported_distribution(model: keras.Model) -> str | None:
             f"`strategy.scope()`. Received: variables outside: {', '.join(elsewhere[:3])}"
             f"{', ...' if len(elsewhere) > 3 else ''}"
         )
-    if model.optimizer.aggregation is not None:
-        return (
-            f"A `{type(model.optimizer).__name__}` adds up what one device has, and what several "
-            "have made of it cannot be added. Train on one device, or with a `DPOptimizer`. "
-            f"Received: {type(own).__name__} with {own.num_replicas_in_sync} replicas"
-        )
     if model.jit_compile:
         return (
             "`jit_compile=True` does not go with several replicas, whose sums cannot be added up "

@@ -66,10 +66,7 @@ class ClippingMonitor(Printable, keras.callbacks.Callback):
         if logs is None:
             return
         optimizer = self.model.optimizer
-        # A query of TensorFlow Privacy reports only the norm of the next step.
-        clip_norm = getattr(optimizer, "logged_clip_norm", optimizer.clip_norm)
-        if clip_norm is not None:
-            logs["clip_norm"] = float(np.linalg.norm(np.atleast_1d(clip_norm)))
+        logs["clip_norm"] = float(np.linalg.norm(np.atleast_1d(optimizer.logged_clip_norm)))
         fraction = optimizer.unclipped_fraction
         if fraction is not None:
             logs["unclipped_fraction"] = float(np.mean(fraction))

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip._checks import check_positive
+from keras_adaclip._checks import check_between
 
 # The square of a smaller norm vanishes in float32, and a norm that reads 0 is never clipped; the
 # square of a larger one overflows. Between the two, norms and noise can be trusted.
@@ -109,14 +109,7 @@ class ParameterGroups:
 
 def check_clip_norm(name: str, value: Any) -> float:
     """Return a clipping norm as a float in the range of float32 norms."""
-    norm = check_positive(name, value)
-    if not SMALLEST_CLIP_NORM <= norm <= LARGEST_CLIP_NORM:
-        raise ValueError(
-            f"Argument `{name}` must lie between {SMALLEST_CLIP_NORM:g} and "
-            f"{LARGEST_CLIP_NORM:g}, the range of float32 norms; scale the loss instead. "
-            f"Received: {name}={value!r}"
-        )
-    return norm
+    return check_between(name, value, *CLIP_NORM_RANGE)
 
 
 def check_groups(groups: Any) -> Groups:

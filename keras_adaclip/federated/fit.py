@@ -22,7 +22,6 @@ from keras_adaclip.federated.local_training import LocalTraining
 from keras_adaclip.federated.round import contribution_step, federated_step
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import fast_calls_of
-from keras_adaclip.optimizers import AccountedOptimizer
 
 
 class FederatedTraining(training.TrainingBase):
@@ -36,7 +35,6 @@ class FederatedTraining(training.TrainingBase):
     privacy_unit = "client"
     federated_settings: Any = None
     local_training: LocalTraining | None = None
-    accepted_optimizer = AccountedOptimizer
 
     def compile(
         self,
@@ -58,8 +56,7 @@ class FederatedTraining(training.TrainingBase):
         Args:
             optimizer: A `DPOptimizer` around the server's optimizer, which takes minus the mean
                 change of the clients' weights for a gradient: `SGD(1.0)` is FedAvg, with momentum
-                FedAvgM, `Adam` FedAdam. Its `microbatch_size` is a number of clients. On
-                TensorFlow also an `integrations.tensorflow_privacy.QueryOptimizer`.
+                FedAvgM, `Adam` FedAdam. Its `microbatch_size` is a number of clients.
             client_optimizer: Any Keras optimizer; each client begins with a fresh copy. A later
                 change of it, such as of its learning rate, takes effect at the next `fit`.
             local_epochs: The number of passes of each client over its own examples.
@@ -102,10 +99,6 @@ class FederatedTraining(training.TrainingBase):
                 "computes its noise."
             )
         optimizer = self._adopted(optimizer)
-        if optimizer.aggregation is not None:
-            preparation.refuse_unsuited_settings(optimizer, settings, jit_compile)
-            # Its noise must not be compiled: see `refuse_unsuited_settings`.
-            jit_compile = False
         super().compile(
             optimizer=optimizer,
             loss=loss,
@@ -274,16 +267,10 @@ class FederatedTraining(training.TrainingBase):
             data: Made-up rows to examine the model with, and the batches of the clients.
 
         Raises:
-            ValueError: As for `fit`; or if the optimizer has an aggregation of its own, or a layer
-                assigns its state.
+            ValueError: As for `fit`; or if a layer assigns its state.
         """
         self._require_compiled()
         optimizer: Any = self.optimizer
-        if optimizer.aggregation is not None:
-            raise ValueError(
-                f"A `{type(optimizer).__name__}` aggregates in one process. Compile a model that "
-                "trains on other nodes with `DPOptimizer`."
-            )
         self._prepare_rounds(data)
         if assigned := self._private_state.assigned_by_forward:
             raise ValueError(

@@ -13,9 +13,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.examination import Finding, PrivacyIssue, SampleRows
 from keras_adaclip.federated.cohorts import CohortBatches
 from keras_adaclip.federated.local_training import with_rows_masked
-from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch, call_model, mapped
-from keras_adaclip.optimizers import AccountedOptimizer
 
 _COUNTING_LOSS = (
     "It counts the rows that pad the last batch of a client: it ignores Keras's mask of the "
@@ -63,29 +61,6 @@ def refuse_unsound_rounds(model: keras.Model, sample: SampleRows, row_counts: li
     examination.refuse(model, found + examination.compile_issues(model))
     finding: Finding = next(iter(known.values()))
     return finding
-
-
-def refuse_unsuited_settings(
-    optimizer: AccountedOptimizer, settings: FederatedSettings, jit_compile: Any
-) -> None:
-    """Raise if an argument of `compile` does not go with an optimizer's own aggregation.
-
-    Args:
-        optimizer: An optimizer whose `aggregation` is not None.
-        settings: The client arguments of `compile`.
-        jit_compile: The argument of `compile`.
-
-    Raises:
-        ValueError: If an argument does not go with the optimizer.
-    """
-    given = {"jit_compile": True if jit_compile is True else None, **vars(settings)}
-    for name in ("client_weighting", "cohort_noise_size", "jit_compile"):
-        if (value := given[name]) is not None:
-            raise ValueError(
-                f"Argument `{name}` does not go with a `{type(optimizer).__name__}`: its query "
-                "alone bounds and noises what clients add, and XLA may draw the same noise in "
-                f"every process. Leave it out. Received: {name}={value!r}"
-            )
 
 
 def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tuple[int, bool]:

@@ -27,8 +27,7 @@ def federated_step(model: keras.Model, data: dict[str, Any]) -> dict[str, Tensor
     """
     observe = training.keeping_metrics_only(model)(functools.partial(_observe, model))
     train = functools.partial(model.local_training.train, data, observe)
-    combined = _clipped_sum if model.optimizer.aggregation is None else _aggregated
-    model.optimizer.apply(combined(model, train), model.trainable_variables)
+    model.optimizer.apply(_clipped_sum(model, train), model.trainable_variables)
     training.assign_state(model)
     return dict(model.get_metrics_result())
 
@@ -71,21 +70,6 @@ def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> Clip
     found = Totals.of_flat(train(Totals.zeros(shapes).flat, merged))
     scale = model.federated_settings.weighting.scale
     return dataclasses.replace(training.sum_of_replicas(ClippedSum.of(found)), scale=scale)
-
-
-def _aggregated(model: keras.Model, train: Callable[..., list[Tensor]]) -> Any:
-    """Return the clients' contributions as the optimizer's own aggregation takes them."""
-    aggregation = model.optimizer.aggregation
-
-    def merged(
-        sample: list[Tensor], contributions: list[Tensor], weights: Tensor, present: Tensor
-    ) -> list[Tensor]:
-        """Return the aggregation's state with further clients."""
-        sample, norms, finite = aggregation.accumulated(sample, contributions, present)
-        training.observe_norms(model, present, norms, finite, None)
-        return sample
-
-    return aggregation.sample(train(aggregation.start(), merged))
 
 
 def _observe(

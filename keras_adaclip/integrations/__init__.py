@@ -1,7 +1,7 @@
 """Integrations of other libraries.
 
 flower                  federated training over its nodes
-tensorflow_privacy      its sum queries aggregate the rounds of a `FederatedModel`
+tensorflow_privacy      its sum queries as a `DPOptimizer`
 """
 
 from keras_adaclip.integrations import flower, tensorflow_privacy

@@ -54,10 +54,6 @@ class AccountedOptimizer(WrappingOptimizer):
     """Keeps the ledger, and the noise in step with it.
 
     Attributes:
-        aggregation: sums the contributions of a step instead of clipping and summing; None for
-            clipping and summing.
-        diagnostics: names of the statistics of contributions that can be recorded. They are not
-            private.
         microbatch_size: number of units that are processed at a time; None lets the step decide.
         target_epsilon: the budget at which training ends; None for no budget.
         delta: the delta of the budget; None for that of the run.
@@ -74,8 +70,6 @@ class AccountedOptimizer(WrappingOptimizer):
         between epochs only, when another row is opened.
     """
 
-    aggregation: Any = None
-    diagnostics: tuple[str, ...] = ("gradient_norm", "clipped_fraction")
     microbatch_size: int | str | None = None
     target_epsilon: float | None = None
     delta: float | None = None

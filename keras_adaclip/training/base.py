@@ -16,7 +16,7 @@ from keras_adaclip import backend
 from keras_adaclip import callbacks as own_callbacks
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
-from keras_adaclip.optimizers import NO_LEGACY_FILE, AccountedOptimizer, DPOptimizer
+from keras_adaclip.optimizers import NO_LEGACY_FILE, DPOptimizer
 from keras_adaclip.sampling import from_frames, padding
 from keras_adaclip.training import run_callbacks, weights
 from keras_adaclip.training.processes import refuse_disagreement
@@ -32,24 +32,18 @@ _PRIVATE_LOGS = ("epsilon", "clip_norm", "unclipped_fraction")
 
 
 class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldBeforeEmptied):
-    """Compiles a private model, opens and closes the ledger of a run, and surrounds Keras's `fit`.
+    """Compiles a private model, opens and closes the ledger of a run, and surrounds its `fit`."""
 
-    Attributes:
-        accepted_optimizer: The class of optimizers that the model can be compiled with.
-    """
-
-    accepted_optimizer: type[AccountedOptimizer] = DPOptimizer
-
-    def _adopted(self, optimizer: Any) -> AccountedOptimizer:
+    def _adopted(self, optimizer: Any) -> DPOptimizer:
         """Return the optimizer of `compile`, its ledger raised to cover this model's.
 
         Raises:
             RuntimeError: If a `fit` is under way.
-            ValueError: If it is not a `DPOptimizer`, or another that the model accepts.
+            ValueError: If it is not a `DPOptimizer`.
         """
-        if optimizer is not None and not isinstance(optimizer, AccountedOptimizer):
+        if optimizer is not None and not isinstance(optimizer, DPOptimizer):
             optimizer = keras.optimizers.get(optimizer)
-        if not isinstance(optimizer, self.accepted_optimizer):
+        if not isinstance(optimizer, DPOptimizer):
             raise ValueError(
                 "A private model must be compiled with a `DPOptimizer`, or training would not be "
                 "private. Wrap the optimizer: `keras_adaclip.optimizers.DPOptimizer(optimizer, "
@@ -69,7 +63,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
 
     def _require_compiled(self) -> None:
         """Raise unless the model is compiled and no run with its optimizer is under way."""
-        if not self.compiled or not isinstance(self.optimizer, self.accepted_optimizer):
+        if not self.compiled or not isinstance(self.optimizer, DPOptimizer):
             raise ValueError(
                 "Call `compile(optimizer=keras_adaclip.optimizers.DPOptimizer(...))` before "
                 "training a private model."
@@ -250,9 +244,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         given = flattened(callbacks)
         ours = [callback for callback in given if isinstance(callback, _OURS)]
         budgets = [c for c in ours if isinstance(c, own_callbacks.PrivacyCallback)]
-        # A guard of a search knows the delta of its plan.
-        plans = [c for c in given if getattr(c, "effective_delta", None) is not None]
-        first = run_callbacks.RunOfSteps(data, num_epochs, is_pass, budgets, [*budgets, *plans])
+        first = run_callbacks.RunOfSteps(data, num_epochs, is_pass, budgets)
         last = run_callbacks.StepCheck(budgets)
         if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
             given.append(run_callbacks.BarOfStepsThatRan())
@@ -277,7 +269,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         """Make the step record raw norms and true clip fractions, which are not private, or not."""
         state = self._private_state
         if record != (state.diagnostics is not None):
-            names = self.optimizer.diagnostics if record else ()
+            names = ("gradient_norm", "clipped_fraction") if record else ()
             state.diagnostics = {name: keras.metrics.Mean(name=name) for name in names} or None
             self.train_function = self.test_function = None
 

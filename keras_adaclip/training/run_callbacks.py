@@ -31,22 +31,15 @@ class RunOfSteps(keras.callbacks.Callback):
         data: The training data.
         num_epochs: Number of epochs of the run.
         is_pass: Whether each epoch begins a new pass over the data.
-        budgets: The callbacks that limit the number of steps.
-        plans: The callbacks that can end the run at a target; the printed plan is about the first.
+        budgets: The callbacks that limit the number of steps, and can end the run at a target; the
+            printed plan is about the first.
     """
 
-    def __init__(
-        self,
-        data: Any,
-        num_epochs: int,
-        is_pass: bool,
-        budgets: Sequence[Any],
-        plans: Sequence[Any],
-    ) -> None:
+    def __init__(self, data: Any, num_epochs: int, is_pass: bool, budgets: Sequence[Any]) -> None:
         super().__init__()
         self._data, self._num_epochs, self._is_pass = data, num_epochs, is_pass
-        self._budgets, self._plans = budgets, plans
-        self._budget, self._is_open = next(iter(plans), None), False
+        self._budgets = budgets
+        self._budget, self._is_open = next(iter(budgets), None), False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Print the plan of the run."""
@@ -81,7 +74,7 @@ class RunOfSteps(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Print why the run ended early, and put it into `History.ended_early`."""
         steps = self.model.optimizer.ledger.steps - sum(row.steps for row in self._before)
-        budget, ending = next((each for each in self._plans if each.has_stopped), None), None
+        budget, ending = next((each for each in self._budgets if each.has_stopped), None), None
         if budget is not None and not 0 < self._num_steps <= steps:
             self._budget = budget
             ending = self._ending(steps, budget)
@@ -181,8 +174,7 @@ class RunOfSteps(keras.callbacks.Callback):
         """Return a quick upper bound on epsilon of all earlier steps and some rows."""
         rows = (*self._before, *rows)
         accountant = "pld" if self._budget is None else self._budget.accountant
-        relation = accounting.rows_relation(rows)
-        return accounting.quick_epsilon(rows, self._delta, accountant, relation)
+        return accounting.quick_epsilon(rows, self._delta, accountant)
 
     @property
     def _num_examples(self) -> int:

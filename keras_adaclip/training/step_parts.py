@@ -55,7 +55,7 @@ def sum_of_replicas(total: ClippedSum) -> ClippedSum:
 
 
 def observe_norms(
-    model: keras.Model, present: Tensor, norms: Tensor, finite: Tensor, clip_norms: Tensor | None
+    model: keras.Model, present: Tensor, norms: Tensor, finite: Tensor, clip_norms: Tensor
 ) -> None:
     """Record raw norms and the true fraction of clipped units, if the user asked for them.
 
@@ -64,16 +64,15 @@ def observe_norms(
         present: Bool of shape `(num_units,)`, false for padding.
         norms: The norms of the contributions, of shape `(num_units, num_groups)`.
         finite: Bool of shape `(num_units,)`.
-        clip_norms: Of shape `(num_groups,)`; None if only the optimizer's aggregation knows them.
+        clip_norms: Of shape `(num_groups,)`.
     """
     metrics = model._private_state.diagnostics
     if metrics is None:
         return
     weights = ops.cast(present, "float32")
     metrics["gradient_norm"].update_state(ops.sqrt(ops.sum(ops.square(norms), axis=1)), weights)
-    if clip_norms is not None:
-        is_clipped = ops.logical_or(ops.any(norms > clip_norms, axis=1), ops.logical_not(finite))
-        metrics["clipped_fraction"].update_state(ops.cast(is_clipped, "float32"), weights)
+    is_clipped = ops.logical_or(ops.any(norms > clip_norms, axis=1), ops.logical_not(finite))
+    metrics["clipped_fraction"].update_state(ops.cast(is_clipped, "float32"), weights)
 
 
 class _NotingScope(keras_private.NestedScope):

@@ -182,8 +182,8 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         )
         model.tuning = (
             f"not counted: the model is one trial of a search; {self._num_runs} have begun in this "
-            "process. Its epsilon is that of one trial; the choice among them costs "
-            "more, on private data up to as much as all of them together"
+            "process. Its epsilon is that of one trial; on private data the choice costs up to as "
+            "much as all of them together"
         )
         # Otherwise the checkpoint of an earlier trial could not be loaded.
         model.optimizer.build(model.trainable_variables)
@@ -210,20 +210,19 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         for name, default in defaults.items():
             if (value := arguments.pop(name, default)) != default:
                 raise keras_tuner.errors.FatalValueError(
-                    f"Argument `{name}` must be left out: the noise was calibrated with that of "
-                    "the hypermodel. Give batch sizes to `ClippingHyperModel(batch_sizes=...)`. "
-                    f"Received: {name}={value!r}"
+                    f"Argument `{name}` must be left out: the hypermodel decides it "
+                    f"(`batch_sizes`). Received: {name}={value!r}"
                 )
         epochs = arguments.setdefault("epochs", self.epochs)
         if epochs > self.epochs:
             raise keras_tuner.errors.FatalValueError(
                 f"Argument `epochs` must be at most {self.epochs}, for which the noise was "
-                "calibrated. Give the longest run to `ClippingHyperModel(epochs=...)`; for "
-                f"`Hyperband` it is `max_epochs`. Received: epochs={epochs}"
+                "calibrated: give `ClippingHyperModel(epochs=...)` the longest run (`max_epochs` "
+                f"of `Hyperband`). Received: epochs={epochs}"
             )
         batch_size = hp.get("batch_size")
         planned, steps_per_epoch = self._planned_row(batch_size), self._steps_per_epoch(batch_size)
-        guard = _PlanGuard(planned, steps_per_epoch, self.delta, self.accountant)
+        guard = _PlanGuard(planned, steps_per_epoch)
         arguments["callbacks"] = [*(arguments.get("callbacks") or []), guard]
         self._num_runs += 1
         # All epochs decide which of them has the best checkpoint.
@@ -310,27 +309,10 @@ class _PlanGuard(keras.callbacks.Callback):
     Args:
         planned: The row of a trial before it has run.
         steps_per_epoch: The number of steps of an epoch.
-        delta: The delta of the search; None if it has none.
-        accountant: The accountant of the search.
-
-    Attributes:
-        target_epsilon: None: the guard has no target, and `fit` plans with its delta.
-        has_stopped: False: the guard raises instead.
     """
 
-    target_epsilon: float | None = None
-    has_stopped = False
-
-    def __init__(
-        self,
-        planned: accounting.LedgerRow,
-        steps_per_epoch: int,
-        delta: float | None,
-        accountant: str,
-    ) -> None:
+    def __init__(self, planned: accounting.LedgerRow, steps_per_epoch: int) -> None:
         super().__init__()
-        self.delta = self.effective_delta = delta
-        self.accountant = accountant
         self._planned, self._steps_per_epoch = planned, steps_per_epoch
         self._steps_planned = 0
 
@@ -349,11 +331,9 @@ class _PlanGuard(keras.callbacks.Callback):
         if not ledger.is_covered_by(planned):
             received, expected = ("; ".join(str(row) for row in rows) for rows in (ledger, planned))
             raise keras_tuner.errors.FatalValueError(
-                "This trial would spend more than planned, so its epsilon might exceed the target. "
-                "Give as many rows as `num_examples`. Every call of `build_model` must return a "
-                "model with new weights that were never trained on the data. Only the hypermodel "
-                "may choose optimizer, noise and batches, and only the search may train. "
-                f"Received: {received}; planned: {expected}"
+                "This trial would spend more than planned. Give `num_examples` rows, return new "
+                "weights from every call of `build_model`, and leave optimizer, noise, batches and "
+                f"training to the search. Received: {received}; planned: {expected}"
             )
 
 

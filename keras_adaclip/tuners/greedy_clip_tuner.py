@@ -289,9 +289,8 @@ class GreedyClipTuner(keras_tuner.Tuner):
             return model
         raise TypeError(
             "The hypermodel must return a new private model in every call, which knows its input "
-            "shape and is compiled with a new `DPOptimizer(..., clipping=1.0)`, whose fixed "
-            f"clipping norm the search replaces. Received: {model!r} with optimizer={optimizer!r}, "
-            f"clipping={clipping!r}"
+            "shape and is compiled with a new `DPOptimizer(..., clipping=1.0)`. "
+            f"Received: {model!r} with optimizer={optimizer!r}"
         )
 
     def _prepare(self, clip_norm: float) -> None:
@@ -321,8 +320,8 @@ def _metrics_of(history: Any, epoch: int) -> dict[str, float]:
     trained = getattr(history, "epoch", None)
     if trained != [epoch - 1]:
         raise ValueError(
-            "A trial must train exactly one epoch. A hypermodel with its own `fit` must pass "
-            "`initial_epoch` and `epochs` on to `model.fit`, and return its `History`. "
+            "A trial must train exactly one epoch: let `fit` of the hypermodel pass on all "
+            "arguments, and return the `History`. "
             f"Received: epochs {trained} instead of [{epoch - 1}]"
         )
     return {name: float(curve[-1]) for name, curve in history.history.items()}

@@ -31,7 +31,6 @@ import numpy as np
 from keras_tuner.errors import FatalError
 
 from keras_adaclip.accounting import Ledger
-from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.sampling import PoissonDataset
 
 # The operating system's randomness: what can be reproduced is no secret.
@@ -41,19 +40,17 @@ NOT_BEGUN, UNFINISHED, ENDED, FAILED, REFUSED = "new", "unfinished", "ended", "f
 _FORMAT, _VERSION = "keras_adaclip.PrivateSearch", 6
 _RECORD, _UNRELEASED, _BEST = "private_search.json", "unreleased.weights.h5", "best.weights.h5"
 _SEEDED = (
-    "A run has a `seed`, with which several runs draw the same noise or the same batches, but the "
-    "theorem needs independent runs. Nothing is released. Leave `seed` out of `DPOptimizer` and "
-    "`PoissonDataset`, and begin another search."
+    "A run has a `seed`, with which several runs draw the same noise or the same batches. Nothing "
+    "is released. Leave `seed` out of `DPOptimizer` and `PoissonDataset`, and begin another search."
 )
 _CONTINUED = (
-    "A run continues an earlier run, and runs must be independent: the ledger of its new model is "
-    "not that of the first one, or a weight is as private training of an earlier run has left it. "
-    "Nothing is released. Build a new model for each run, with new weights or with weights that do "
-    "not come from this search, and begin another search."
+    "A run continues an earlier run: its ledger does not begin like the first one, or a weight is "
+    "as private training of an earlier run has left it. Nothing is released. Build a new model for "
+    "each run, with weights that do not come from this search, and begin another search."
 )
 _FATAL = (
-    "A run raised a `FatalError`, which ends the search: repeating the run would choose among runs "
-    "by whether they fail. Nothing is released. Remove the cause, and begin another search."
+    "A run raised a `FatalError`, and repeating it would choose among runs by whether they fail. "
+    "Nothing is released. Remove the cause, and begin another search."
 )
 # Callbacks that print a line or write a file in every run.
 _NOT_SILENT = (
@@ -87,9 +84,9 @@ def checked_fit_arguments(data: tuple[Any, ...], arguments: Mapping[str, Any]) -
         is_drawn = isinstance(each, PoissonDataset)
         if is_drawn and (each.seed is not None or each.max_batch_size == "auto"):
             raise ValueError(
-                "Runs must draw alike, and independently of each other: a `PoissonDataset` of all "
-                "runs needs `seed=None`, and a number as `max_batch_size`, which the first run "
-                f"would choose. Received: seed={each.seed}, max_batch_size={each.max_batch_size!r}"
+                "Runs must draw alike and independently: a `PoissonDataset` needs `seed=None`, and "
+                "not `max_batch_size='auto'`, which the first run would choose. "
+                f"Received: seed={each.seed}, max_batch_size={each.max_batch_size!r}"
             )
     if arguments.get("verbose", 0) != 0:
         raise ValueError(
@@ -98,15 +95,11 @@ def checked_fit_arguments(data: tuple[Any, ...], arguments: Mapping[str, Any]) -
         )
     callbacks = arguments.get("callbacks") or []
     for callback in keras.tree.flatten(callbacks):
-        if isinstance(callback, PrivacyCallback):
-            is_silent = callback.delta is not None and callback.report_path is None
-        else:
-            is_silent = not (getattr(callback, "verbose", 0) or isinstance(callback, _NOT_SILENT))
-        if not is_silent:
+        loud = [getattr(callback, name, None) for name in ("verbose", "report_path")]
+        if any(loud) or isinstance(callback, _NOT_SILENT):
             raise ValueError(
-                f"{type(callback).__name__} would print or write something in every run, but only "
-                "the best run may be seen, and not the number of runs. Leave it out, or make it "
-                "silent: `verbose=0`; `PrivacyCallback` with `delta` and without `report_path`."
+                f"{type(callback).__name__} would print or write something in every run, which "
+                "would tell their number. Leave it out, or its `verbose` and `report_path`."
             )
     # Each run gets copies. A callback that cannot be copied raises here, not in every run.
     return {**arguments, "verbose": 0, "callbacks": copy.deepcopy(callbacks)}
@@ -296,9 +289,9 @@ class PrivateRuns:
             pass
         if new := new_names(hp, self._space):
             raise _RefusedError(
-                f"A run has asked for {new}, which the search space does not have, so its "
-                "distribution was not fixed before the search. Nothing is released. Declare it in "
-                "`declare_hyperparameters` or `hyperparameters`, and begin another search."
+                f"A run has asked for {new}, which the search space does not have. Nothing is "
+                "released. Declare it in `declare_hyperparameters` or `hyperparameters`, and begin "
+                "another search."
             )
         if model is not None:  # Failed runs must keep to the account too.
             self._refuse(model, watch)
@@ -316,8 +309,8 @@ class PrivateRuns:
             spent = "; ".join(str(row) for row in model.privacy_ledger)
             raise _RefusedError(
                 f"A run has spent more than the bound that was fixed before the search: {spent}. "
-                "Nothing is released. Let `privacy_plan` (or `base`) have every step and the least "
-                "noise that `fit` will use, and begin another search."
+                "Nothing is released. Let `privacy_plan` (or `base`) hold all steps and the least "
+                "noise, and begin another search."
             )
         if _has_seed(model):
             raise _RefusedError(_SEEDED)

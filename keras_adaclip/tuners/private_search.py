@@ -30,12 +30,12 @@ _UNRELEASED = {
     ),
     private_runs.UNFINISHED: (
         "The search was interrupted, or is still under way. Nothing is released before a search "
-        "has ended, and an interrupted one cannot go on: that could depend on its runs, which have "
-        "used the data. Begin another search in another project, and count the cost of both."
+        "has ended, and an interrupted one cannot go on, since that could depend on its runs. "
+        "Begin another search in another project, and count the cost of both."
     ),
     private_runs.FAILED: (
-        "The best run failed, so all of them did: nothing is released. The errors are not told, "
-        "since they may depend on the data. Train one model of the hypermodel on made-up data."
+        "The best run failed, so all of them did: nothing is released. Errors may depend on the "
+        "data and are not told. Train one model of the hypermodel on made-up data."
     ),
 }
 
@@ -153,19 +153,17 @@ class PrivateSearch(keras_tuner.Tuner):
         name = getattr(objective, "name", objective)
         if not isinstance(name, str) or not name.startswith("val_"):
             raise ValueError(
-                "Argument `objective` must be a name that begins with 'val_', or a "
-                "`keras_tuner.Objective` of such a name: a score of the training data carries no "
-                "noise, and epsilon does not cover a choice by it. "
-                f"Received: objective={objective!r}"
+                "Argument `objective` must be, or name, a score that begins with 'val_': epsilon "
+                f"does not cover a choice by training scores. Received: objective={objective!r}"
             )
         self.selection = accounting.RandomSelection(mean_trials, distribution)
         self._delta = optional(check_between_0_and_1, "delta", delta)
         self._validation_is_public = bool(validation_is_public)
         if base is None and not hasattr(hypermodel, "privacy_plan"):
             raise TypeError(
-                "The cost of a run must be known before the first one. Give the hypermodel a "
-                "method `privacy_plan(hp)` that returns the `Ledger` of a whole run, or give "
-                f"`base`, a ledger that no run exceeds. Received: hypermodel={hypermodel!r}"
+                "The cost of a run must be known before the first one. Give `base`, a ledger that "
+                "no run exceeds, or a hypermodel with a method `privacy_plan(hp)` that returns the "
+                f"`Ledger` of a whole run. Received: hypermodel={hypermodel!r}"
             )
         if target_epsilon is not None and (delta is None or base is not None):
             raise ValueError(
@@ -396,9 +394,8 @@ def _all_values(hyperparameter: kinds.HyperParameter) -> list[Any]:
         values = every if hyperparameter.step is None else map(int, values)
     elif isinstance(hyperparameter, kinds.Float) and hyperparameter.step is None:
         raise ValueError(
-            f"The cost of a run depends on {hyperparameter.name!r}, a number without a step, so "
-            "its largest value is not known. Give the number a step, make it a `Choice`, or give "
-            "`base`, a ledger that no run exceeds."
+            f"The cost of a run depends on {hyperparameter.name!r}, a number without a step. Give "
+            "it a step, make it a `Choice`, or give `base`, a ledger that no run exceeds."
         )
     return list(itertools.islice(values, _MAX_PLANS + 1))
 

@@ -5,7 +5,6 @@ import logging
 import math
 
 import dp_accounting
-import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
@@ -120,8 +119,9 @@ def test_rounding_to_zero_is_no_proof_of_privacy():
 def test_a_plan_is_what_its_ledger_will_say():
     """Training rounds 1.1 up to a float32, and 0.7 down; the plan rounds both down."""
     for noise in (1.1, 0.7, 1.0):
-        ran = ledger_epsilon([row(noise=noise, steps=235)], DELTA)
-        planned = compute_epsilon(**{**MNIST, "noise_multiplier": noise}, epochs=1)
+        ran = ledger_epsilon([row(noise=noise, steps=235)], DELTA, "rdp")
+        plan = {**MNIST, "noise_multiplier": noise, "accountant": "rdp"}
+        planned = compute_epsilon(**plan, epochs=1)
         assert ran < planned < ran * (1 + 1e-6) if noise == 1.1 else ran == planned
 
 
@@ -181,7 +181,7 @@ def test_fixed_sizes_cost_what_their_plan_said_and_among_others_full_releases():
 @pytest.mark.parametrize("noise", [2.0, 10.0])
 def test_epsilon_grows_with_the_batch_up_to_a_full_release(noise):
     """The bound for sampling without replacement alone passes that of no sampling at all."""
-    sizes = (1, 10, 100, 300, 500, 700, 900, 990, 1000)
+    sizes = (1, 100, 500, 900, 990, 1000)
     rows = [row(Sampling.FIXED, size, 1000, noise, steps=100) for size in sizes]
     found = [ledger_epsilon([each], DELTA) for each in rows]
     assert found == sorted(found)
@@ -190,13 +190,6 @@ def test_epsilon_grows_with_the_batch_up_to_a_full_release(noise):
 
 
 PLAN = {**MNIST, "num_examples": 1000, "batch_size": 10, "steps": 10, "accountant": "rdp"}
-
-
-def test_scalars_of_numpy_are_welcome():
-    kinds = {"noise_multiplier": np.float32, "delta": np.float64, "steps": np.uint8}
-    kinds |= {"num_examples": np.int64, "batch_size": np.int32}
-    scalars = {name: kind(PLAN[name]) for name, kind in kinds.items()}
-    assert compute_epsilon(**{**PLAN, **scalars}) == compute_epsilon(**PLAN)
 
 
 def test_a_large_delta_is_warned_about_and_the_default_is_small():

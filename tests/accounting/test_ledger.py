@@ -65,10 +65,6 @@ def test_append_starts_a_row_or_goes_on_with_one():
     assert (len(ledger), ledger.steps, ledger.releases) == (2, 12, 12)
 
 
-def test_noise_is_kept_as_the_float32_that_runs():
-    assert row(noise=1.1).noise_multiplier == float(np.float32(1.1)) != 1.1
-
-
 def test_an_empty_ledger():
     assert Ledger().current is Ledger().unit is None
     assert (Ledger().steps, Ledger().begin_segment()) == (0, Ledger())

@@ -31,14 +31,9 @@ def test_what_is_solved_for_is_within_the_budget_and_at_its_edge(missing, change
     found = planned(missing, **changes)
     assert found.accountant == ("rdp" if found.sampling == "fixed" else "pld")
     assert found.epsilon == epsilon_of(found) <= RUN["target_epsilon"]
+    (marked,) = [line for line in str(found).splitlines() if "<- solved for" in line]
+    assert marked.startswith(missing.replace("_", " "))
     assert epsilon_of(found, **{missing: further(getattr(found, missing))}) > RUN["target_epsilon"]
-
-
-@pytest.mark.parametrize("missing", ["target_epsilon", "epochs", "noise_multiplier"])
-def test_the_table_marks_what_was_solved_for(missing):
-    (marked,) = [line for line in str(planned(missing)).splitlines() if "<- solved for" in line]
-    name = "epsilon" if missing == "target_epsilon" else missing.replace("_", " ")
-    assert marked.startswith(name)
 
 
 def test_what_is_copied_from_the_table_is_within_the_budget():
@@ -47,4 +42,5 @@ def test_what_is_copied_from_the_table_is_within_the_budget():
     assert epsilon_of(found, noise_multiplier=float(marked.split()[2])) <= found.epsilon
     found = planned("target_epsilon")
     assert (found.epsilon, found.solved_for) == (epsilon_of(found), "target_epsilon")
+    assert str(found).splitlines()[0].endswith("  <- solved for")
     assert 0.0 <= float(str(found).splitlines()[0].split()[1]) - found.epsilon <= 1e-3

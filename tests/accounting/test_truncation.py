@@ -115,7 +115,7 @@ def test_probabilities_at_the_end_of_float64(sizes):
 
 
 def test_the_relation_and_the_words():
-    assert accounting.rows_relation([truncated(), exact(truncated())]) == "add_or_remove_one"
+    assert events.neighboring_relation([truncated(), exact(truncated())]) == "add_or_remove_one"
     spent = PrivacySpent.from_ledger([truncated()], DELTA)
     assert spent.sampling == "truncated_poisson"
     assert "cut to it at random" in str(spent)
@@ -142,7 +142,7 @@ def test_rows_of_different_largest_batches_are_not_joined():
     assert len(Ledger((truncated(320), truncated(321)))) == 2
 
 
-@pytest.mark.parametrize(("noise", "steps"), [(0.9, 100), (4.0, 20_000)])
+@pytest.mark.parametrize(("noise", "steps"), [(2.0, 100), (4.0, 20_000)])
 def test_the_smallest_largest_batch_costs_a_thousandth(noise, steps):
     row = exact(truncated(noise=noise, steps=steps))
     most = smallest_max_batch_size([row], DELTA)

@@ -1,10 +1,8 @@
-"""The benchmarks run on small work, and write their tables; `make test-all` alone runs this."""
+"""The benchmarks run on small work; `make test-all` alone runs this."""
 
-import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -20,52 +18,13 @@ pytest.importorskip("matplotlib")
 sys.path += [str(BENCHMARKS / "speed"), str(BENCHMARKS / "federated")]
 
 import keras_ways  # noqa: E402
-import report  # noqa: E402
-import rounds_report  # noqa: E402
 import turns  # noqa: E402
 import ways  # noqa: E402
-from results import PROCESSOR, WALL, ResultsFile, machine  # noqa: E402
 from suite import SUITE, Benchmark  # noqa: E402
 from workloads import Workload  # noqa: E402
 
-from benchmarks.accuracy import driver, tuning  # noqa: E402
-from benchmarks.accuracy.context import Context  # noqa: E402
-from benchmarks.accuracy.methods import Transferred  # noqa: E402
-from benchmarks.accuracy.networks import NETWORKS  # noqa: E402
-from benchmarks.accuracy.results import Result  # noqa: E402
-
 BACKEND = keras.backend.backend()
 on_one_backend = pytest.mark.skipif(BACKEND != "tensorflow", reason="once is enough")
-
-
-def accuracy_of(run):
-    if run.scored_on == "test":
-        return 0.99
-    is_cell = (run.learning_rate, run.activation) == (4.0, "tanh")
-    is_variant = json.loads(run.hyperparameters).get("clip_norm") == 0.6
-    return 0.7 + 0.1 * is_cell + 0.05 * is_variant + 0.01 * (run.epochs == 40)
-
-
-@on_one_backend
-def test_the_choice_is_the_best_on_validation_and_is_carried_to_other_budgets():
-    results, runs = {}, [None]
-    context = Context(transferred={net: Transferred((1.0, 0.7, 0.5), 1.1) for net in NETWORKS})
-    while runs:
-        context = replace(context, results=results)
-        runs = [e.run for e in driver.planned(context) if e.run and e.run.key not in results]
-        made = ((run, accuracy_of(run)) for run in runs)
-        new = {run.key: Result(a, 2.69, 50.0, (0.5, a), (0.3, 0.3), a) for run, a in made}
-        results = {**results, **new}
-    planned = [each.run for each in driver.planned(context) if each.run]
-    assert len({run.key for run in planned}) == len(planned)
-    seeds = [{r.seed for r in planned if r.scored_on == kind} for kind in ("test", "validation")]
-    assert not seeds[0] & seeds[1]
-    chosen = tuning.choice(context, "fixed").run
-    assert (chosen.learning_rate, chosen.epochs, chosen.activation) == (4.0, 40, "tanh")
-    assert json.loads(chosen.hyperparameters) == {"clip_norm": 0.6}
-    (tuned,) = tuning.tuned_runs(context, "fixed", 4.5, seed=3)
-    assert json.loads(tuned.hyperparameters) == {"clip_norm": 1.6}
-    assert (tuned.seed, tuned.scored_on, tuned.learning_rate) == (3, "test", 4.0)
 
 
 @on_one_backend
@@ -99,50 +58,3 @@ def test_a_tiny_model_and_a_small_round_are_timed_on_this_backend():
     framework, workload = ways.load(BACKEND), Workload("linear", 3, 6)
     framework.build(workload, "ours")(2)()
     assert 0.0 < framework.build(workload, "loop")(2)() / (2 * 3 * 3) < 10.0
-
-
-def record(model, framework, clock=PROCESSOR, **times):
-    """What `measure.py` prints; a number of milliseconds or an error for each way."""
-    results = {
-        way: {"error": value} if isinstance(value, str) else {"milliseconds": [value]}
-        for way, value in times.items()
-    }
-    about = {"model": model, "framework": framework, "round": 0, "clock": clock, "versions": {}}
-    return {**about, "times": results}
-
-
-MLP, LARGE = Workload("mlp").name, Workload("mlp", 50, 10_000).name
-REPORTS = {
-    report: (
-        [
-            record("cnn-256", "tensorflow", plain=20.0, shuffle=26.0, poisson="not | available"),
-            record("cnn-256", "tensorflow", WALL, plain=10.0, shuffle=15.0),
-            record("cnn-256", "opacus", plain=10.0, ghost=25.0, hooks=90.0),
-        ],
-        ["| Fashion-MNIST CNN, 256 | 1.50 |", "25.0 (2.5x)", "cnn-256 | not \\| available |"],
-    ),
-    rounds_report: (
-        [
-            record(MLP, "tensorflow", WALL, ours=30.0, loop="no kernel"),
-            record(MLP, "jax", WALL, ours=6.0, poisson=9.0, loop=12.0),
-            record(LARGE, "jax", WALL, ours=6.5, loop=12.5),
-            record(MLP, "pfl", WALL, private=24.0, plain=20.0),
-        ],
-        ["| 10,000 clients | –; – | 6.5; – |", "| TensorFlow | loop | mlp-50-1000 | no kernel |"],
-    ),
-}
-
-
-@on_one_backend
-@pytest.mark.parametrize("module", REPORTS, ids=lambda module: module.__name__)
-def test_the_reports_are_written_from_their_files(module, tmp_path, monkeypatch, capsys):
-    results, (records, expected) = ResultsFile(tmp_path / "results.json"), REPORTS[module]
-    results.machine, results.records = machine(), records
-    results.write()
-    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", str(results.path)])
-    module.main()
-    assert capsys.readouterr().out.count("Written") == 2
-    text = results.path.with_suffix(".md").read_text()
-    for line in expected:
-        assert line in text
-    assert results.path.with_suffix(".png").stat().st_size > 10_000

@@ -16,7 +16,6 @@ from keras_adaclip import noise
 from keras_adaclip.clipping import Clipper, ParameterGroups
 from keras_adaclip.clipping.groups import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
-from tests.soundness.setups import dp_sgd, pure_noise_data, pure_noise_model
 
 # Every exported strategy, with the arguments that a test of its own would use.
 STRATEGIES = {
@@ -40,10 +39,8 @@ STRATEGIES = {
 }
 WITH_GROUPS = [name for name in STRATEGIES if name not in ("AdaClip", "SlaClip")]
 # Each group has two coordinates here.
-GROUPS = {
-    "flat": SINGLE,
-    "three groups": ParameterGroups(("a", "b", "c"), (0, 1, 2), ((2,), (2,), (2,))),
-}
+THREE = ParameterGroups(("a", "b", "c"), (0, 1, 2), ((2,), (2,), (2,)))
+GROUPS = {"flat": SINGLE, "three groups": THREE}
 CASES = [
     *((name, "flat", "global") for name in STRATEGIES),
     *(
@@ -254,55 +251,15 @@ def test_the_next_state_is_finite_after_any_release(name, groups, allocation):
             assert (scale > 0.0).all()
 
 
-@pytest.mark.parametrize(
-    ("cls", "argument"),
-    [
-        (ka.clipping.FixedClipping, "clip_norm"),
-        (ka.clipping.QuantileClipping, "initial_clip_norm"),
-        (ka.clipping.AutomaticClipping, "stabilizer"),
-        (ka.clipping.MeanNormClipping, "initial_clip_norm"),
-        (ka.clipping.PSAC, "stabilizer"),
-        (ka.clipping.ExpectedErrorClipping, "initial_clip_norm"),
-        (ka.clipping.SlaClip, "initial_clip_norm"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
-        (0.0, ValueError, "must be positive"),
-        (1e-30, ValueError, "must lie between 1e-10"),
-        (1e30, ValueError, "must lie between 1e-10"),
-        (True, TypeError, "must be a number"),
-        (np.array(1.0), TypeError, "must be a number"),
-    ],
-)
-def test_a_clip_norm_out_of_range_is_refused(cls, argument, value, error, message):
-    with pytest.raises(error, match=f"Argument `{argument}` {message}"):
-        cls(**{argument: value})
-
-
-@pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [
-        (
-            ka.clipping.QuantileClipping(count_noise_stddev=4.0, groups="per_layer"),
-            "z = 1, of the sum z_D = 1.016 (1.6% more noise, the price of 2 private statistics",
-        ),
-        (ka.clipping.SlaClip(num_slots=9), "of the sum z_D = 1; 2 private statistics at no cost"),
-    ],
-)
-def test_a_trained_optimizer_tells_what_was_paid_for_its_statistics(strategy, expected):
-    model = pure_noise_model(dp_sgd(strategy))
-    model.fit(*pure_noise_data(15), batch_size=5, steps_per_epoch=1, verbose=0)
-    text = model.optimizer.described()["clipping"]
-    assert expected in text
-    assert "2 groups, noise allocation 'global'" in text or strategy.groups == "flat"
-
-
-@pytest.mark.parametrize("option", [{"groups": "per-layer"}, {"noise_allocation": "even"}])
-def test_other_groups_and_allocations_are_refused(option):
-    with pytest.raises(ValueError, match=f"`{next(iter(option))}` must be one of"):
-        ka.clipping.FixedClipping(1.0, **option)
+def test_a_strategy_tells_what_is_paid_for_its_statistics():
+    bits = ka.clipping.QuantileClipping(count_noise_stddev=4.0, groups="per_layer")
+    price = "1.6% more noise, the price of 2 private statistics with noise of standard deviation 4"
+    assert bits.describe(1.0, 5.0, 2) == (
+        f"QuantileClipping: noise multiplier z = 1, of the sum z_D = 1.016 ({price}); 2 groups, "
+        "noise allocation 'global'"
+    )
+    free = ka.clipping.SlaClip(num_slots=9).describe(1.0, 5.0)
+    assert free.endswith("of the sum z_D = 1; 2 private statistics at no cost")
 
 
 @pytest.mark.parametrize(
@@ -318,14 +275,6 @@ def test_other_groups_and_allocations_are_refused(option):
 )
 def test_numbers_names_and_schedules_are_strategies(identifier, name):
     assert type(ka.clipping.get(identifier)).__name__ == name
-
-
-@pytest.mark.parametrize(
-    ("identifier", "error"), [("median", ValueError), (None, TypeError), (True, TypeError)]
-)
-def test_anything_else_is_no_strategy(identifier, error):
-    with pytest.raises(error, match=f"must be a clipping strategy .* clipping={identifier!r}"):
-        ka.clipping.get(identifier)
 
 
 class Pooled(ka.clipping.FixedClipping):

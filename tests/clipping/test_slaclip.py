@@ -10,18 +10,9 @@ from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip.clipping.groups import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
+from tests import oracles
 from tests.clipping.support import SINGLE, summed_statistics, tensors, updated
 from tests.soundness.setups import dp_sgd, pure_noise_data, pure_noise_model
-
-
-def slots(norm, clip_norm, num_slots):
-    """Fill the slots one after another with `(C - n) sqrt(K)`, each up to `C / sqrt(K)`."""
-    capacity = clip_norm / math.sqrt(num_slots)
-    left, filled = max(clip_norm - norm, 0.0) * math.sqrt(num_slots), []
-    for _ in range(num_slots):
-        filled.append(min(left, capacity))
-        left -= filled[-1]
-    return np.array(filled)
 
 
 def shares(strategy, norms, clip_norm):
@@ -36,7 +27,7 @@ def shares(strategy, norms, clip_norm):
 def test_the_statistics_are_the_first_and_the_last_slot(num_slots, clip_norm):
     norms = clip_norm * np.array([0.0, 0.01, 0.3, 0.49, 0.51, 0.97, 1.0, 1.5, 1e9])
     found = shares(ka.clipping.SlaClip(num_slots=num_slots), norms, clip_norm)
-    expected = [slots(norm, clip_norm, num_slots)[[0, -1]] for norm in norms]
+    expected = [oracles.slots(norm, clip_norm, num_slots)[[0, -1]] for norm in norms]
     np.testing.assert_allclose(found, np.array(expected) / clip_norm, atol=1e-5)
 
 
@@ -61,22 +52,6 @@ def test_the_noise_suits_any_number_of_slots():
     """A node may have another one than the server that adds the noise."""
     splits = {ka.clipping.SlaClip(num_slots=number).noise_split(1.5, 9.0) for number in (2, 9, 99)}
     assert splits == {(1.5, 1.5)}
-
-
-def test_thirty_steps_follow_the_formula():
-    generator = np.random.default_rng(0)
-    strategy, clip_norm = ka.clipping.SlaClip(0.3, 4, 0.4), 0.3
-    state = strategy.initial_state(SINGLE)
-    for _ in range(30):
-        norms = generator.lognormal(size=generator.poisson(40)).astype(np.float32)
-        noise = generator.normal(0, 3.0, 2)
-        total = summed_statistics(strategy, state, norms[:, None]) + noise
-        state = updated(strategy, state, total, 40)
-        filled = sum(slots(norm, clip_norm, 4) for norm in norms)[[0, -1]]
-        first, last = 2.0 * (filled / clip_norm + noise) / 40
-        target = (1.0 + min(max(last / clip_norm, -1.0), 1.0)) / 2.0
-        clip_norm = clip_norm * math.exp(0.4 * (target - first))
-        np.testing.assert_allclose(state["clip_norm"], clip_norm, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("initial", "scale"), [(1e-3, 1.0), (1e3, 1.0), (1e3, 50.0), (1e-4, 0.01)])

@@ -2,8 +2,7 @@
 
 1. Imports point down the list `LAYERS`; inside one layer they are free. Type-only imports and
    imports inside functions count too.
-2. TensorFlow, JAX and PyTorch are imported in `backend/` alone, and TensorFlow in the files
-   `tensorflow_*.py` of `integrations/tensorflow_privacy/`.
+2. TensorFlow, JAX and PyTorch are imported in `backend/` alone.
 3. So are private Keras names: `keras.src`, or a part that starts with an underscore.
 4. `accounting` imports no Keras, neither directly nor through another layer.
 5. What another folder offers is imported from its `__init__`, not from a file inside of it;
@@ -13,6 +12,7 @@
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,9 +43,10 @@ LAYERS = (
 )
 # Neither imports the other: what both need is in `training`.
 APART = frozenset({"models", "federated"})
+# Modules of Keras under the names that the package has for them. Classes may have protected members
+# for their subclasses.
+_PRIVATE_TO_KERAS = re.compile(r"(keras(\.[a-z]\w*)*|ops|layers)\.(src|_[^_]\w*)")
 BACKEND_LIBRARIES = {"tensorflow", "jax", "jaxlib", "torch"}
-# Modules outside of `backend/` that import TensorFlow; other files import them inside of functions.
-TENSORFLOW_MODULES = f"{PACKAGE}.integrations.tensorflow_privacy.tensorflow_"
 
 
 def layer_of(module: str) -> str:
@@ -60,13 +61,14 @@ def violations(source: str, module: str) -> list[str]:
     layer = layer_of(module)
     problems = []
     for line, name in imported_names(tree):
-        if name.split(".")[0] == "tensorflow" and module.startswith(TENSORFLOW_MODULES):
-            continue
         for problem in _problems_of_import(name, layer):
             problems.append(f"{module}:{line}: {problem}")
     if layer != "backend":
-        for line, name in private_keras_attributes(tree):
-            problems.append(f"{module}:{line}: {name} is private to Keras: move it to backend/")
+        names = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        private = filter(_PRIVATE_TO_KERAS.fullmatch, names)
+        problems += [
+            f"{module}: {name} is private to Keras: move it to backend/" for name in private
+        ]
     if not _is_leaf(layer) and layer not in LAYERS:
         problems.append(f"{module}:1: {layer} has no place in LAYERS of {Path(__file__).name}")
     return problems
@@ -85,25 +87,6 @@ def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             argument = node.args[0]
             if called in {"import_module", "__import__"} and isinstance(argument, ast.Constant):
                 yield node.lineno, str(argument.value)
-
-
-def private_keras_attributes(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and dotted name of each `keras.src` or `keras.ops._name`, also by an alias.
-
-    Classes may have protected members for their subclasses, so only names of modules count.
-    """
-    aliases = {"keras": "keras"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            aliases |= {a.asname: a.name for a in node.names if a.asname and "keras." in a.name}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "keras":
-            modules = (alias for alias in node.names if alias.name.islower())
-            aliases |= {a.asname or a.name: f"{node.module}.{a.name}" for a in modules}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and _is_private([node.attr]):
-            owner, _, rest = ast.unparse(node).partition(".")
-            if owner in aliases and all(part.isidentifier() for part in rest.split(".")):
-                yield node.lineno, f"{aliases[owner]}.{rest}"
 
 
 def _problems_of_import(name: str, layer: str) -> Iterator[str]:

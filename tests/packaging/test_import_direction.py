@@ -33,7 +33,7 @@ def test_the_package_keeps_the_rules(module):
         ("accounting.ledger", "from keras_adaclip import backend", "which backend does"),
         ("noise", "import tensorflow as tf", "only backend/ imports tensorflow"),
         ("noise", "from keras.src import backend", "private to Keras"),
-        ("noise", "from keras import ops\nops._hidden()", "keras.ops._hidden is private"),
+        ("noise", "from keras import ops\nops._hidden()", "ops._hidden is private"),
     ],
 )
 def test_a_broken_rule_is_found(module, source, reason):
@@ -50,7 +50,6 @@ def test_a_broken_rule_is_found(module, source, reason):
         ("backend.jax", "import jax\nfrom keras.src import x\nx._hidden()"),
         ("noise", "import keras\nkeras.__version__\nkeras.ops.abs(x)._hidden"),
         ("models.fit", "from keras import Model\nModel._hidden"),
-        ("integrations.tensorflow_privacy.tensorflow_queries", "import tensorflow as tf"),
     ],
 )
 def test_an_allowed_import_passes(module, source):

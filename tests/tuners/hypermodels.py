@@ -99,3 +99,7 @@ def draw_numbers(monkeypatch, *numbers):
 
 def files_below(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def sampled(x, y, **options):
+    return ka.sampling.PoissonDataset(x, y, expected_batch_size=BATCH_SIZE, **options)

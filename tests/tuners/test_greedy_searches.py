@@ -147,14 +147,11 @@ def test_only_weights_that_may_win_are_kept(tmp_path):
 def test_progress_and_summary_say_that_the_search_is_not_private(tmp_path, capsys):
     tuner = tuner_of(table(5, ties=False), tmp_path)
     tuner.search(verbose=1)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert sum(line.startswith("epoch ") for line in lines) == EPOCHS * MOST
-    assert "This search is NOT private" in lines[0]
+    shown = capsys.readouterr().out
+    assert (shown.count("NOT private"), shown.count("\nepoch ")) == (1, EPOCHS * MOST)
     tuner.results_summary()
     shown = capsys.readouterr().out
-    assert "This search is NOT private" in shown
-    assert shown.count("clip_norm: ") == EPOCHS
+    assert (shown.count("NOT private"), shown.count("clip_norm: ")) == (1, EPOCHS)
 
 
 @given(st.floats(0.01, 10.0), st.floats(0.0, 2.0), st.integers(2, 8))

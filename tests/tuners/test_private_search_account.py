@@ -1,8 +1,10 @@
 """The cost of a private search: known before the first run, kept by every run, calibrated."""
 
 import copy
+import functools
 
 import keras
+import numpy as np
 import pytest
 
 import keras_adaclip as ka
@@ -17,6 +19,7 @@ from tests.tuners.hypermodels import (
     planned,
     private_model,
     run,
+    sampled,
     search_of,
 )
 
@@ -72,26 +75,6 @@ class ReadsTooMany(Regression):
         return planned(steps=hp.get("steps"))
 
 
-@pytest.mark.parametrize(
-    ("hypermodel", "error", "message"),
-    [
-        *(
-            (ReadsARate(read), ValueError, "'learning_rate', a number without a step")
-            for read in (
-                lambda hp: hp.get("learning_rate"),
-                lambda hp: sum(hp.values.values()),
-                lambda hp: copy.deepcopy(hp).get("learning_rate"),
-            )
-        ),
-        (ReadsTooMany(), ValueError, "more than 10,000 combinations"),
-        (built_by_function, TypeError, "The cost of a run must be known before"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(tmp_path, hypermodel, error, message):
-    with pytest.raises(error, match=message):
-        search_of(hypermodel, tmp_path)
-
-
 class SpendsMore(Regression):
     """Takes an epoch more than it plans."""
 
@@ -121,28 +104,134 @@ class ReplacesTheOptimizer(Regression):
         return super().fit(hp, model, *data, **arguments)
 
 
-@pytest.mark.parametrize(
-    "hypermodel", [SpendsMore(), SpendsMoreAndFails(), HasAnotherRow(), ReplacesTheOptimizer()]
-)
-def test_a_run_that_spends_more_ends_the_search(tmp_path, monkeypatch, hypermodel):
-    draw_numbers(monkeypatch, 3)
-    search, models = search_of(hypermodel, tmp_path), []
-    build = hypermodel.build
+class SampledWithSeed(Regression):
+    def fit(self, hp, model, x, y, **arguments):
+        return model.fit(sampled(x, y, seed=7), epochs=self.epochs, **arguments)
+
+
+class Growing(Scored):
+    def fit(self, hp, *arguments, **others):
+        hp.Float("late", 0.0, 1.0)
+        return super().fit(hp, *arguments, **others)
+
+
+class Continued(Regression):
+    """A model that goes on from run to run."""
+
+    model = None
+
+    def build(self, hp):
+        self.model = self.model or super().build(hp)
+        return self.model
+
+
+class WarmStarted(Regression):
+    """Keeps weights of a run, and takes them over in the next one.
+
+    Args:
+        kept: When weights are kept: after the run, after its first epoch, or before the run.
+        taken: When they are taken over: in `build`, before training, or after the first epoch; or
+            those of one layer alone, frozen.
+    """
+
+    def __init__(self, kept, taken):
+        super().__init__()
+        self.when_kept, self.taken, self.weights = kept, taken, None
+
+    def build(self, hp):
+        model = super().build(hp)
+        if self.taken == "one, frozen":
+            first = keras.layers.Dense(3, trainable=False, name="first")
+            optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=self.noise_multiplier)
+            model = ka.PrivateSequential([keras.Input((3,)), first, *model.layers])
+            first.trainable = self.weights is None
+            model.compile(optimizer, loss="mean_squared_error")
+            if self.weights is not None:
+                first.set_weights([self.weights[0], np.ones(3)])
+        if self.taken == "build":
+            self.take(model)
+        if self.when_kept == "before":
+            self.keep(model)
+        return model
+
+    def keep(self, model):
+        # Within a run, the weights of the first one are kept.
+        if self.taken != "epoch" or self.weights is None:
+            self.weights = model.get_weights()
+
+    def take(self, model):
+        if self.weights is not None:
+            model.set_weights(self.weights)
+
+    def fit(self, hp, model, *data, callbacks, **arguments):
+        if self.taken == "fit":
+            self.take(model)
+        own = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: (
+                self.take(model) if epoch and self.taken == "epoch" else None
+            ),
+            on_epoch_end=lambda epoch, logs: (
+                self.keep(model) if not epoch and self.when_kept == "epoch" else None
+            ),
+        )
+        history = super().fit(hp, model, *data, callbacks=[own, *callbacks], **arguments)
+        if self.when_kept == "run":
+            self.keep(model)
+        return history
+
+
+# What the second build, of the first run, makes known, or the third one, and what is said.
+REFUSED = [
+    *(
+        (make, 2, "A run has spent more than the bound")
+        for make in (SpendsMore, SpendsMoreAndFails, HasAnotherRow, ReplacesTheOptimizer)
+    ),
+    (Growing, 2, "asked for 'late'"),
+    (SampledWithSeed, 2, "draw the same noise or the same batches"),
+    (Continued, 3, "continues an earlier run"),
+    *(
+        (functools.partial(WarmStarted, kept, taken), 3, "of an earlier run has left it")
+        for kept, taken in (
+            *(("run", "build"), ("epoch", "fit")),
+            *(("epoch", "epoch"), ("run", "one, frozen")),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "num_built", "message"), REFUSED)
+def test_a_run_that_breaks_the_theorem_ends_the_search(
+    tmp_path, monkeypatch, make, num_built, message
+):
+    draw_numbers(monkeypatch, 4)
+    # Two runs on one model together stay within the bound on one.
+    options = {"base": planned(steps=40)} if make is Continued else {}
+    hypermodel, models = make(), []
+    search, build = search_of(hypermodel, tmp_path, **options), hypermodel.build
     hypermodel.build = lambda hp: models.append(build(hp)) or models[-1]
-    with pytest.raises(RuntimeError, match="A run has spent more than the bound"):
+    with pytest.raises(RuntimeError, match=message):
         run(search)
-    # The first one is built before anything is drawn, and no run follows the second one.
-    assert len(models) == 2
+    # The first model is built before anything is drawn.
+    assert len(models) == num_built
     for use in (
         search.best_model,
         search.get_best_hyperparameters,
         search.results_summary,
         lambda: search.privacy_spent(DELTA),
-        lambda: run(search_of(type(hypermodel)(), tmp_path)),
+        lambda: run(search_of(make(), tmp_path, **options)),
     ):
         with pytest.raises(RuntimeError, match="Nothing is released"):
             use()
     assert files_below(tmp_path / "p") == ["private_search.json"]
+
+
+@pytest.mark.parametrize("taken", ["build", "fit"])
+def test_runs_may_begin_with_the_same_weights(tmp_path, monkeypatch, taken):
+    """Pretrained weights in all runs, and biases of zero."""
+    draw_numbers(monkeypatch, 3)
+    hypermodel = WarmStarted("never", taken)
+    hypermodel.weights = [np.full((3, 1), 0.3), np.zeros(1)]
+    assert run(search_of(hypermodel, tmp_path)).best_model() is not None
 
 
 @pytest.mark.parametrize("is_public", [False, True])
@@ -183,40 +272,79 @@ def test_the_best_epoch_is_released_and_every_epoch_counted(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("hypermodel", "arguments", "error", "message"),
     [
-        ({"objective": "loss"}, ValueError, "begins with 'val_'"),
-        ({"base": 1.0}, TypeError, "must hold `Ledger`s"),
-        ({"target_epsilon": 1.0}, ValueError, "needs `delta`"),
+        *(
+            (ReadsARate(read), {}, ValueError, "'learning_rate', a number without a step")
+            for read in (
+                lambda hp: hp.get("learning_rate"),
+                lambda hp: sum(hp.values.values()),
+                lambda hp: copy.deepcopy(hp).get("learning_rate"),
+            )
+        ),
+        (ReadsTooMany(), {}, ValueError, "more than 10,000 combinations"),
+        (built_by_function, {}, TypeError, "The cost of a run must be known before"),
+        (Regression(), {"objective": "loss"}, ValueError, "begins with 'val_'"),
+        (Regression(), {"base": 1.0}, TypeError, "must hold `Ledger`s"),
+        (Regression(), {"target_epsilon": 1.0}, ValueError, "needs `delta`"),
         (
+            Regression(),
             {"target_epsilon": 1.0, "delta": DELTA, "base": planned()},
             ValueError,
             "instead of `base`",
         ),
     ],
 )
-def test_wrong_arguments(tmp_path, arguments, error, message):
+def test_searches_whose_cost_cannot_be_known_are_refused(
+    tmp_path, hypermodel, arguments, error, message
+):
     with pytest.raises(error, match=message):
-        search_of(Regression(), tmp_path, **arguments)
+        search_of(hypermodel, tmp_path, **arguments)
+
+
+class Seeded(Regression):
+    def build(self, hp):
+        model = super().build(hp)
+        optimizer = ka.optimizers.DPOptimizer("sgd", noise_multiplier=2.0, seed=1)
+        model.compile(optimizer, "mean_squared_error")
+        return model
+
+
+def plain_model(hp):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mean_squared_error")
+    return model
 
 
 def with_callback(callback):
     return {"validation_data": data(1), "callbacks": [callback]}
 
 
+def drawn(**options):
+    return {"x": sampled(*data(), **options), "y": None, "validation_data": data(1)}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("hypermodel", "arguments", "message"),
     [
-        ({}, "`validation_data` must be given"),
-        ({"validation_data": data(1), "validation_split": 0.2}, "`validation_split`"),
-        ({"validation_data": data(1), "verbose": 1}, "`verbose` must be 0"),
-        (with_callback(keras.callbacks.CSVLogger("x")), "would print or write"),
-        (with_callback(PrivacyCallback(DELTA, report_path="report.json")), "would print or write"),
-        (with_callback(keras.callbacks.EarlyStopping(verbose=1)), "would print or write"),
+        (Scored(), {}, "`validation_data` must be given"),
+        (Scored(), {"validation_data": data(1), "validation_split": 0.2}, "`validation_split`"),
+        (Scored(), {"validation_data": data(1), "verbose": 1}, "`verbose` must be 0"),
+        (Scored(), with_callback(keras.callbacks.CSVLogger("x")), "would print or write"),
+        (Scored(), with_callback(PrivacyCallback(DELTA, report_path="a.json")), "print or write"),
+        (Scored(), with_callback(keras.callbacks.EarlyStopping(verbose=1)), "print or write"),
+        (Scored(), drawn(seed=7), r"needs `seed=None`.* Received: seed=7"),
+        # The first run would choose it.
+        (Scored(), drawn(max_batch_size="auto"), "max_batch_size='auto'"),
+        (Seeded(), {"validation_data": data(1)}, "several runs draw the same noise"),
+        (plain_model, {"validation_data": data(1)}, "must return a compiled private model"),
     ],
 )
-def test_wrong_arguments_of_search(tmp_path, arguments, message):
-    search = search_of(Scored(), tmp_path)
-    with pytest.raises(ValueError, match=message):
-        search.search(*data(), **arguments)
-    assert search.hypermodel.seen == []
+def test_arguments_of_search_and_models_are_refused_before_anything_is_drawn(
+    tmp_path, hypermodel, arguments, message
+):
+    x, y = data()
+    search = search_of(hypermodel, tmp_path, base=planned())
+    with pytest.raises((ValueError, TypeError), match=message):
+        search.search(**{"x": x, "y": y, **arguments})
+    assert not (tmp_path / "p" / "private_search.json").exists()
