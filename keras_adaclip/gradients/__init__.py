@@ -28,7 +28,7 @@ from keras_adaclip.gradients.forward import (
 )
 from keras_adaclip.gradients.layers import LayerRule, TappedCall, register
 from keras_adaclip.gradients.layerwise import GradientPlan, looped_plan
-from keras_adaclip.gradients.outer_products import GroupedOuterProduct, OuterProduct
+from keras_adaclip.gradients.outer_products import OuterProduct
 from keras_adaclip.gradients.plan import (
     LayerReport,
     fast_calls_of,
@@ -39,7 +39,6 @@ from keras_adaclip.gradients.plan import (
 from keras_adaclip.gradients.proof import make_plan, moved_value
 
 __all__ = [
-    "GroupedOuterProduct",
     "LayerRule",
     "Lookup",
     "Materialized",

@@ -59,8 +59,7 @@ def refused_ranges(model: keras.Model, reason: str | None) -> ValueError:
     return ValueError(
         f"A layer-wise gradient plan of model {model.name!r} is not proved on rows within the "
         f"range of each column of the data: {reason}. These ranges are private and must not choose "
-        "another plan, and small made-up numbers do not show that it is needed. Give public ranges "
-        "of the inputs with `fit(..., input_ranges=)`."
+        "another plan. Give public ranges of the inputs with `fit(..., input_ranges=)`."
     )
 
 

@@ -18,8 +18,8 @@ from keras_adaclip.sampling import padding
 
 # Rows of a second, larger batch: a layer may do something else with many rows.
 _MANY = 130
-_TITLES = ("Layer", "Rule", "Norms", "Memory")
-_WIDTHS = (33, 22, 15, 10)
+# Widths of the four columns of a table, and what is left of longer entries.
+_ROW = "{:33.32}{:22.21}{:15.14}{:10.9}"
 
 
 class PrivacyCheck(list[PrivacyIssue]):
@@ -239,8 +239,8 @@ def _one_after_another(reason: str | None) -> str:
 
 def _as_table(reports: Sequence[LayerReport]) -> str:
     """Return a table of how gradients are computed, one line a layer, 80 columns wide."""
-    lines = [_TITLES] + [
-        (
+    lines = [_ROW.format("Layer", "Rule", "Norms", "Memory")] + [
+        _ROW.format(
             f"{report.layer} ({report.kind})" if report.kind else report.layer,
             report.rule.split(" (")[0].removesuffix("Rule"),
             report.norms,
@@ -248,12 +248,7 @@ def _as_table(reports: Sequence[LayerReport]) -> str:
         )
         for report in reports
     ]
-    table = ""
-    for cells in lines:
-        for cell, width in zip(cells, _WIDTHS, strict=True):
-            table += (cell if len(cell) < width else f"{cell[: width - 2]}…").ljust(width)
-        table = f"{table.rstrip()}\n"
-    return table.rstrip()
+    return "\n".join(map(str.rstrip, lines))
 
 
 def _as_bytes(number: int | None) -> str:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_adaclip.gradients import GroupedOuterProduct, Lookup, Materialized, OuterProduct
+from keras_adaclip.gradients import Lookup, Materialized, OuterProduct
 from keras_adaclip.gradients.forms import combined
 from tests.gradients.support import compiled
 
@@ -125,7 +125,7 @@ def test_gram_matrices_of_inputs_that_nearly_cancel(made, positions, size, other
 def grouped(a, g):
     """Two groups, the second turned around."""
     a, g = ops.stack([a, ops.flip(a, axis=1)], axis=1), ops.stack([g, g], axis=1)
-    return GroupedOuterProduct(a, g, (2, 4608, 4))
+    return OuterProduct(a, g, (2, 4608, 4))
 
 
 def uses(a, g):

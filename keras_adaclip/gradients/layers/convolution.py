@@ -18,11 +18,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
-from keras_adaclip.gradients.outer_products import (
-    GroupedOuterProduct,
-    OuterProduct,
-    gram_is_cheaper,
-)
+from keras_adaclip.gradients.outer_products import OuterProduct, gram_is_cheaper
 
 Tensor = Any
 Size = Any
@@ -92,7 +88,7 @@ class ConvolutionRule(ConvolutionalRule):
         patches = ops.reshape(patches, (-1, groups, positions, num_elements * channels))
         cotangents = ops.reshape(cotangents, (-1, positions, groups, shape[-1] // groups))
         cotangents = ops.transpose(cotangents, (0, 2, 1, 3))
-        return GroupedOuterProduct(patches, cotangents, shape, order=(1, 0, 2))
+        return OuterProduct(patches, cotangents, shape, order=(1, 0, 2))
 
 
 class _FiltersFirst(Materialized):
