@@ -7,8 +7,7 @@ with respect to the other rows are found too.
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -276,8 +275,12 @@ class Trial:
 
             x, targets = keras.tree.pack_sequence_as(self._structure, inputs)
             x = keras.tree.map_structure(functools.partial(tapped, self.model), x)
+            # The fast calls of a gradient plan are used, as in the steps.
+            plan = getattr(self.model, "gradient_plan", None)
+            fast_calls = {} if plan is None else plan.fast_calls
+            calls = gradients.watched_calls(self.model, fast_calls, record, self.running)
             with self._draws.made(kept, order):
-                with self._watching(record):
+                with keras_private.replaced_calls(calls):
                     y_pred = gradients.call_model(self.model, x, training=True)
                 # Losses of Keras heed the masks of outputs.
                 marks = [keras_private.marks_of(value) for value in keras.tree.flatten(y_pred)]
@@ -308,33 +311,6 @@ class Trial:
             variables = [*self.variables, *self.seeds]
             found, cotangents = backend.differentiate_at_taps(outputs, variables)
             return *found, list(map(_Digests(), cotangents))
-
-    @contextmanager
-    def _watching(self, record: Any) -> Iterator[None]:
-        """Within the context, call `record(layer, result)` after each layer's call.
-
-        What `record` returns becomes the layer's result. If the model has a gradient plan, its
-        fast calls are used, as in the steps.
-        """
-        plan = getattr(self.model, "gradient_plan", None)
-        fast_calls = {} if plan is None else plan.fast_calls
-
-        def watching(layer: keras.Layer) -> Any:
-            """Return a `call` that records the layer's result."""
-            original = fast_calls.get(layer) or layer.call
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                """Call the layer and record its result."""
-                self.running.append(layer)
-                result = record(layer, original(*args, **kwargs))
-                self.running.pop()
-                return result
-
-            return call
-
-        layers = gradients.layers_outside_loops(self.model)
-        with keras_private.replaced_calls({layer: watching(layer) for layer in layers}):
-            yield
 
     def _has_rows(self, value: Any, kept: Tensor) -> bool:
         """Return whether a tensor holds numbers of each row."""

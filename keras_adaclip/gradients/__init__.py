@@ -33,8 +33,8 @@ from keras_adaclip.gradients.plan import (
     LayerReport,
     fast_calls_of,
     layer_reports,
-    layers_outside_loops,
     suggested_plan,
+    watched_calls,
 )
 from keras_adaclip.gradients.proof import make_plan, moved_value
 

@@ -231,16 +231,8 @@ for message, rows in LAYERS.items():
         for name in rows:
             row = partial(with_layer, message, name), f"culprit.*: .*{message}"
             MODELS[f"{who}{message}: {name}"] = row
-for own, place, through in (
-    ("compute_loss", "attribute", "derivative"),
-    ("compute_loss", "elsewhere", "argmax"),
-    ("function", "elsewhere", "derivative"),
-    ("subclass", "elsewhere", "derivative"),
-    ("subclass", "attribute", "argmax"),
-):
-    row = partial(unsafe.loss_of_stashed, own, place, through)
-    message = "It mixes" if place == "elsewhere" else "cannot be trained privately"
-    MODELS[f"fit, {own} with {place}, {through}"] = row, message
+for own, make in unsafe.LOSSES_OF_STASHED.items():
+    MODELS[f"fit, {own} of what rows left"] = make, "It mixes"
 for state in (*unsafe.STATES, *(["attribute"] if BACKEND == "torch" else [])):
     for form in ("clients", "fit", "layers"):
         # What a vectorized pass leaves in a list is of no use to the next one.
