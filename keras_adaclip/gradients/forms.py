@@ -155,7 +155,7 @@ class SumOverPositions(PerExampleGradient):
 
     def with_factors(self, inputs: Tensor, cotangents: Tensor) -> Any:
         """Return gradients of the same form with other factors."""
-        return type(self)(inputs, cotangents, self.shape)
+        return type(self)(inputs, cotangents, self.shape, *self.layout)
 
     def rows(self, rows: slice) -> Any:
         """Return the gradients of some examples."""

@@ -98,10 +98,6 @@ class OuterProduct(SumOverPositions):
             return None
         return inputs + cotangents + int(self._num_groups * self._num_written)
 
-    def with_factors(self, inputs: Tensor, cotangents: Tensor) -> "OuterProduct":
-        """Return gradients of the same form with other factors."""
-        return OuterProduct(inputs, cotangents, self.shape, *self.layout)
-
     def squared_norms(self) -> Tensor:
         """Return squared norms by the cheapest exact formula."""
         if self.form == "two norms":

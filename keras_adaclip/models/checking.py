@@ -255,9 +255,5 @@ def _as_bytes(number: int | None) -> str:
     """Return a number of bytes in the largest unit that makes it at least one."""
     if number is None:
         return "by length"
-    value = float(number)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024.0:
-            return f"{value:.3g} {unit}"
-        value /= 1024.0
-    return f"{value:.3g} GiB"
+    power = min(max(number.bit_length() - 1, 0) // 10, 3)
+    return f"{number / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

@@ -171,11 +171,10 @@ def found_epsilon(clipping, **options):
     return epsilon_of_mu(implied_mu(*best_linear_scores(*(releases(model, i) for i in (0, 1)))))
 
 
-@pytest.mark.parametrize(
-    ("name", "microbatch_size"),
-    [*((name, None) for name in CASES), ("a function's groups, quantile", 2)],
-)
-def test_a_step_gives_away_no_more_than_is_accounted(name, microbatch_size):
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_gives_away_no_more_than_is_accounted(name):
+    """One of them in microbatches."""
+    microbatch_size = 2 if name.startswith("a function's groups") else None
     found = found_epsilon(CASES[name](), microbatch_size=microbatch_size)
     # Finding less than a tenth would be no attack.
     assert 0.1 * ACCOUNTED < found <= ACCOUNTED
