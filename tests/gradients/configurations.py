@@ -77,10 +77,8 @@ TABLES = {
         (7, 4),
         {
             "Convolution": [
-                partial(layers.Conv1D, 3, 4, strides=2, padding="same"),
                 partial(layers.Conv1D, 3, 2, strides=2, padding="causal"),
                 partial(layers.Conv1D, 3, 2, dilation_rate=3, padding="causal"),
-                partial(layers.Conv1D, 4, 3, groups=2, padding="same"),
             ],
             "general": [partial(layers.Conv1D, 3, 2, lora_rank=1)],
         },
@@ -90,7 +88,6 @@ TABLES = {
         {
             "Convolution": [
                 partial(layers.Conv2D, 3, 3, activation="relu"),
-                partial(layers.Conv2D, 3, 3, strides=2, padding="same"),
                 partial(layers.Conv2D, 3, 2, strides=(2, 1), use_bias=False),
                 partial(layers.Conv2D, 3, (2, 1), dilation_rate=(1, 3)),
                 partial(layers.Conv2D, 4, 3, groups=2),
@@ -163,7 +160,6 @@ TABLES = {
                 partial(layers.LayerNormalization, axis=[2, 1]),
                 partial(layers.LayerNormalization, center=False),
                 partial(layers.LayerNormalization, scale=False),
-                partial(layers.LayerNormalization, axis=[1, 2], rms_scaling=True),
                 partial(frozen, "gamma", layers.LayerNormalization),
                 partial(layers.GroupNormalization, 2),
                 partial(layers.GroupNormalization, 1, scale=False),
@@ -176,7 +172,6 @@ TABLES = {
         {
             "EinsumDense": [
                 partial(layers.EinsumDense, "...c,cd->...d", 5, bias_axes="d"),
-                partial(layers.EinsumDense, "ab...,bc->ac...", 5, bias_axes="c"),
                 partial(layers.EinsumDense, "abc,dc->abd", (3, 5), bias_axes="bd"),
                 partial(layers.EinsumDense, "abc,dce->adbe", (2, 3, 3), bias_axes="d"),
                 partial(layers.EinsumDense, "abc,bcd->ad", 5),

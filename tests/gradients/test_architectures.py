@@ -27,7 +27,6 @@ def test_clipped_sums_are_those_of_plain_gradients(name, is_looped):
     support.check_against_rows(model, x, y, plan)
 
 
-@pytest.mark.filterwarnings("ignore:.*You passed `rms_scaling=True`, which is deprecated")
 @pytest.mark.parametrize("name", TABLES)
 def test_each_variable_of_a_layer_is_clipped_by_its_true_norm(name):
     table = TABLES[name]

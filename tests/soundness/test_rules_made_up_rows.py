@@ -73,20 +73,6 @@ def test_a_wrong_rule_behind_zeros_is_not_used(is_off, monkeypatch):
     assert reason in model.gradient_plan.looped_reason
 
 
-def test_columns_of_numbers_in_front_of_a_table_train_with_the_plan_of_ids():
-    """Numbers of other columns are no ids: they would crash, or yield what is no number."""
-    inputs = keras.Input((5,))
-    ids, rest = layers.Lambda(lambda x: x[:, 3:])(inputs), layers.Lambda(lambda x: x[:, :3])(inputs)
-    words = layers.Flatten()(layers.Embedding(40, 4)(ids))
-    hidden = layers.Concatenate()([words, rest])
-    model = helpers.compiled(ka.PrivateModel(inputs, layers.Dense(3)(hidden)))
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 40, (NUM_ROWS, 2))
-    x = np.concatenate([rng.normal(scale=100.0, size=(NUM_ROWS, 3)), ids], axis=1)
-    fit(model, x.astype("float32"), helpers.labels(NUM_ROWS))
-    assert model.gradient_plan.is_layerwise
-
-
 class Table(layers.Layer):
     """Looks up rows of a table that nothing declares, and has those from 5 to 12."""
 

@@ -180,14 +180,11 @@ def test_a_step_gives_away_no_more_than_is_accounted(name):
     assert 0.1 * ACCOUNTED < found <= ACCOUNTED
 
 
-@pytest.mark.parametrize(
-    ("of_sums", "of_statistics"), [(0.5, 1.0), (1.0, 0.01)], ids=["half", "no noise on statistics"]
-)
-def test_the_attack_finds_a_fault(of_sums, of_statistics, monkeypatch):
+def test_the_attack_finds_statistics_without_noise(monkeypatch):
     configure = NoiseState.configure
 
     def faulty(variables, sums, statistics, *arguments):
-        configure(variables, of_sums * sums, of_statistics * statistics, *arguments)
+        configure(variables, sums, 0.01 * statistics, *arguments)
 
     monkeypatch.setattr(NoiseState, "configure", faulty)
     assert found_epsilon(quantile()) > ACCOUNTED
@@ -196,7 +193,7 @@ def test_the_attack_finds_a_fault(of_sums, of_statistics, monkeypatch):
 def test_an_example_takes_part_as_often_as_is_accounted_and_never_more():
     """Without noise a step shows whether the example was drawn: an exact test of q, 1e-6."""
     model = private_model(CASES["fixed"](), noise_multiplier=0.0)
-    for batch_size in (1, 3, 5):
+    for batch_size in (1, 5):
         moved = releases(model, True, batch_size)
         lengths = np.linalg.norm(moved, axis=1) * batch_size
         drawn = lengths > 0
