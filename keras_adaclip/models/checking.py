@@ -121,9 +121,8 @@ def warn_of_lost_weights(clipping: ClippingStrategy, class_weight: Any, sample_w
     if isinstance(clipping, AutomaticClipping) and (class_weight or is_each):
         warnings.warn(
             f"`{type(clipping).__name__}` brings all but the shortest contributions to nearly the "
-            "same norm, whatever the weight of an example or its class. A weight of 0 works. "
-            "Give a fixed norm as large as weighted gradients, such as `clipping=10.0` (with "
-            "`AutoDPOptimizer`: `plan={'clipping': 10.0}`).",
+            "same norm, whatever the weight of an example or its class. Give a fixed norm, such as "
+            "`clipping=10.0` (with `AutoDPOptimizer`: `plan={'clipping': 10.0}`).",
             stacklevel=4,
         )
 
