@@ -94,9 +94,7 @@ def test_a_line_for_each_layer():
     model = helpers.compiled(ka.PrivateModel(inputs, x), loss="mse")
     text = summary(model, batch_size=256)
     for line in (
-        "Layer +Rule +Norms",
         r"table \(Embedding\) +Embedding +Gram of rows",
-        r"wide \(Dense\) +Dense +written out",
         r"scale \(Scale\) +general +written out",
         r"head \(Dense\) +Dense +two norms",
         r"(?s)layer by layer.*take [\d.]+ KiB per example, [\d.]+ MiB for 256 at a time\.",
