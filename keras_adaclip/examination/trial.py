@@ -20,8 +20,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.examination.draws import EqualDraws
 from keras_adaclip.examination.issues import OwnLoss
 from keras_adaclip.examination.rows import SampleRows
-from keras_adaclip.gradients import Batch
-from keras_adaclip.gradients.layers import is_differentiable
+from keras_adaclip.gradients import Batch, is_differentiable
 
 Tensor = Any
 # The values of the variables, and those of the states of the seed generators.

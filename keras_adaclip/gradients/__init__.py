@@ -26,7 +26,7 @@ from keras_adaclip.gradients.forward import (
     tracker_variables,
     update_loss_trackers,
 )
-from keras_adaclip.gradients.layers import LayerRule, TappedCall, register
+from keras_adaclip.gradients.layers import LayerRule, TappedCall, is_differentiable, register
 from keras_adaclip.gradients.layerwise import GradientPlan, looped_plan
 from keras_adaclip.gradients.outer_products import OuterProduct
 from keras_adaclip.gradients.plan import (

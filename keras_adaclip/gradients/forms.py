@@ -154,7 +154,12 @@ class SumOverPositions(PerExampleGradient):
         self.shape = tuple(shape)
 
     def with_factors(self, inputs: Tensor, cotangents: Tensor) -> Any:
-        """Return gradients of the same form with other factors."""
+        """Return gradients of the same form with other factors.
+
+        Args:
+            inputs: As for the constructor.
+            cotangents: As for the constructor.
+        """
         return type(self)(inputs, cotangents, self.shape, *self.layout)
 
     def rows(self, rows: slice) -> Any:
