@@ -10,7 +10,6 @@ from keras_adaclip.examination.refusals import (
     loss_issues,
     metric_issues,
     refuse_other_weights,
-    refuse_unsound_parts,
     refuse_unsupported,
     refusing_batch_statistics,
 )

@@ -23,7 +23,6 @@ A variable that the forward pass assigns would carry data past clipping and nois
 value does not depend on the rows. So would anything else that a pass leaves behind.
 """
 
-import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -35,7 +34,7 @@ from keras_adaclip import backend
 from keras_adaclip.examination import issues, rows
 from keras_adaclip.examination.issues import Finding, OwnLoss, PrivacyIssue
 from keras_adaclip.examination.python_state import PythonState
-from keras_adaclip.examination.rows import Attempts, SampleRows
+from keras_adaclip.examination.rows import SampleRows
 from keras_adaclip.examination.trial import Pass, Trial, Values
 
 NUM_ROWS = 8
@@ -43,8 +42,6 @@ NUM_ROWS = 8
 _FEW = 2
 # The state at which derivatives are taken, the first one that moves every variable.
 _DIFFERENTIATED = 1
-# Columns of an input that are looked at to name those with which a model does not run.
-_MOST_COLUMNS = 100
 # How far numbers may differ, as a share of the largest one: those of the same pass where these do
 # not repeat to the last bit, those of rows in other places, and of batches of two sizes.
 _REPEATED, _PLACES, _COUNTS = 1e-4, 1e-4, 1e-3
@@ -139,14 +136,12 @@ class Examination:
         # What differs between two passes that are the same, and whether any outputs depended on
         # the rows.
         self._tolerance, self._depends = 0.0, False
-        # Layers that raised an error or returned numbers that are not finite.
-        self._failing: list[Any] = []
 
     def program(self) -> str | None:
         """Return what the passes compile to, equal for numbers of rows that make no difference."""
-        with Attempts():  # What does not run is named by `finding`.
-            return self._trial.program(self._rows(self._sources()[0]), self._further([]))
-        return None
+        # What does not run is named by `finding`.
+        rows, values = self._rows(self._sources()[0]), self._further([])
+        return backend.attempt(self._trial.program, rows, values)[0]
 
     def finding(self) -> Finding:
         """Return what is found at several states of variables, random generators and rows.
@@ -186,16 +181,18 @@ class Examination:
         Raises:
             ValueError: If no rows show anything.
         """
-        trial, attempts = self._trial, Attempts()
+        trial, failure = self._trial, None
         for is_last in (False, True):
             for source in self._sources():
-                with attempts:
-                    if (found := self._compared(source, values)) or self._is_shown:
-                        return found
+                found, error = backend.attempt(self._compared, source, values)
+                failure = failure or error
+                if error is None and (found or self._is_shown):
+                    return list(found)
             if not is_last:
                 values = self._bearable(values)
                 trial.use_variables(trial.variables, trained_only=True)
-        raise ValueError(self._told(self._culprits(attempts.first_error))) from attempts.first_error
+        what = "numbers that are not finite" if failure is None else f"an error ({failure})"
+        raise ValueError(self._told(f"{self._culprit()} yields {what}")) from failure
 
     def _compared(self, source: Source, values: list[Any]) -> list[PrivacyIssue]:
         """Compare a pass with others, for which rows were exchanged, moved or left out.
@@ -379,14 +376,8 @@ class Examination:
         return [number for number in of_rows if given.parts[number] in last] or of_rows
 
     def _shows(self, given: list[np.ndarray], values: list[Any]) -> bool:
-        """Return whether a pass over some rows shows anything, and note a layer that fails."""
-        wrong: list[Any] = []
-        with Attempts():
-            first = self._first(given, values)
-            pairs = zip(first.parts, first.digests, strict=True)
-            wrong = [part for part, each in pairs if not np.isfinite(each).all()]
-        if not self._is_shown:
-            self._failing += wrong[:1] or self._trial.running[-1:]
+        """Return whether a pass over some rows shows anything."""
+        backend.attempt(self._first, given, values)
         return self._is_shown
 
     def _bearable(self, values: list[Any]) -> list[Any]:
@@ -410,38 +401,24 @@ class Examination:
         kept = self._values_at(self._state, keeps_sign=True)
         return with_moved(numbers, with_moved(numbers, self._values_at(0), kept), values)
 
-    def _culprits(self, failure: Exception | None) -> str:
-        """Return a sentence on the layer and the columns with which nothing can be compared."""
-        sample, columns = self._trial.sample, list[str]()
-        present = [each.value for each in self._trial.variables]
-        given = self._rows((len(sample.sources) - 1, False))
-        undeclared = [n for n in sample.undeclared if given[n].dtype.kind in "fiu"]
-        calm = [each * (number not in undeclared) for number, each in enumerate(given)]
-        self._failing.clear()
-        is_calm = self._shows(calm, present)
-        for number in () if self._shows(given, present) else undeclared:
-            for column in itertools.islice(np.ndindex(given[number].shape[1:]), _MOST_COLUMNS):
-                tried, place = list(calm if is_calm else given), (slice(None), *column)
-                # Beside zeros if the model takes them, or in all columns.
-                tried[number] = tried[number].copy()
-                tried[number].T[...] = tried[number].T if is_calm else given[number][place]
-                tried[number][place] = given[number][place]
-                if not self._shows(tried, present):
-                    at = column[0] if len(column) == 1 else column
-                    columns.append(f"{sample.names[number]!r}, column {at}")
-        columns = columns or [repr(sample.names[number]) for number in sample.undeclared]
-        where = f"layer {self._failing[0].name!r}" if self._failing else "a layer"
-        what = "numbers that are not finite" if failure is None else f"an error ({failure})"
-        return f"{where} yields {what} (inputs that no layer declares: {'; '.join(columns)})"
+    def _culprit(self) -> str:
+        """Return the layer that fails, or whose output is not finite, as the model is now."""
+        trial = self._trial
+        given = self._rows((len(trial.sample.sources) - 1, False))
+        first, _ = backend.attempt(self._first, given, [each.value for each in trial.variables])
+        parts: list[Any] = trial.running[-1:]
+        if first is not None:
+            pairs = zip(first.parts, first.digests, strict=True)
+            parts = [part for part, each in pairs if not np.isfinite(each).all()]
+        return f"layer {parts[0].name!r}" if parts else "a layer"
 
     def _told(self, reason: str) -> str:
         """Return the error for a model of which the made-up rows show nothing."""
         return (
             f"Model {self._trial.model.name!r} could not be examined, so it is not known whether "
-            f"training it is private. On made-up rows, {reason}. Rows come from what the model's "
-            "layers declare, are small numbers, or lie within the range of each column of the data "
-            "(so this error may depend on the data). Give public ranges with `fit(..., "
-            "input_ranges=)`: the structure of `x`, with a pair `(lowest, highest)` for each array."
+            f"training it is private. On made-up rows, {reason}. (Some lie within the range of the "
+            "data, on which this error may depend.) Give public ranges with `fit(input_ranges=)`: "
+            "the structure of `x`, with a pair `(lowest, highest)` for each array."
         )
 
 

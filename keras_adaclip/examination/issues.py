@@ -17,11 +17,9 @@ COUNTING = (
     f"{_ALONE} If it draws random numbers, draw them with `keras.random`.",
 )
 PLACE = (
-    "Its output for one row depends on the place of the row in the batch, so a removed row would "
-    "change what the rows behind it contribute; or it draws a number for each row from a constant "
-    "seed, which looks the same.",
-    "Let its output depend on the row alone. Draw random numbers with `keras.random` and a "
-    "`keras.random.SeedGenerator`, never with a number as the seed.",
+    "Its output for one row depends on the place of the row in the batch, or on a number drawn "
+    "there from a constant seed: a removed row would change what those behind it contribute.",
+    "Draw random numbers with a `keras.random.SeedGenerator`, never with a number as the seed.",
 )
 PADDING_COUNTS = (
     "Its output for one row depends on other rows of the batch, so the rows that pad the batches "
@@ -39,8 +37,7 @@ ASSIGNED = (
 ASSIGNED_OUTSIDE = (
     "It is assigned in the forward pass or in the loss and is no weight of the model: private "
     "steps would leave it unchanged, where Keras changes it.",
-    "Make it a weight of a layer of the model, or leave out the assignment. Pass metrics to "
-    "`compile(metrics=...)`, or make them attributes of the model.",
+    "Make it a weight of a layer, or a metric in `compile` or in an attribute of the model.",
 )
 ADDED = (
     "It adds a loss of its own (`add_loss`, `activity_regularizer`), which depends on the data and "
@@ -49,10 +46,8 @@ ADDED = (
 )
 OUTSIDE = (
     "A forward pass keeps state outside of Keras's variables (a buffer, an attribute, a global), "
-    "which would carry data from one step to the next past clipping and noise; or it draws random "
-    "numbers outside of the framework, which looks the same.",
-    "Let its outputs depend on nothing but its inputs, its Keras weights and Keras's seed "
-    "generators (`keras.random.SeedGenerator`).",
+    "which would carry data past clipping and noise; or it draws random numbers outside of Keras.",
+    "Let its outputs depend on its inputs, Keras weights and `keras.random.SeedGenerator` alone.",
 )
 
 
@@ -148,13 +143,11 @@ def batch_normalization_issue(model: keras.Model, layer: keras.Layer) -> Privacy
     caller = "federate" if getattr(model, "privacy_unit", "") == "client" else "privatize"
     return PrivacyIssue(
         layer.name,
-        "BatchNormalization in training mode mixes the examples of a batch, so one example changes "
-        "the gradients of the others, and keeps moving averages that are neither clipped nor "
-        "noised.",
+        "BatchNormalization in training mode mixes the examples of a batch, and keeps moving "
+        "averages that are neither clipped nor noised.",
         f"Use `{caller}(model, replace_batch_normalization=True)`, which puts GroupNormalization "
         "in its place; if a class of your own creates it, use GroupNormalization there or call it "
-        "with `training=False`. Or freeze it with `layer.trainable = False`. (A functional model "
-        "overrides a `training=False` that it was built with.)",
+        "with `training=False`. Or freeze it with `layer.trainable = False`.",
     )
 
 

@@ -43,19 +43,6 @@ _UNEXAMINED_LOSS = (
 _LOSS_TOLERANCE = 1e-3
 
 
-def refuse_unsound_parts(model: keras.Model) -> None:
-    """Raise if the parts of `model` show that training it would not be private.
-
-    Args:
-        model: A compiled private model, built or not.
-
-    Raises:
-        ValueError: With every issue, one a line.
-    """
-    refuse_unsupported(model)
-    refuse(model, issues_of_parts(model))
-
-
 def issues_of_parts(model: keras.Model) -> list[PrivacyIssue]:
     """Return the issues that layers, methods, optimizer and metrics show without a run."""
     return layer_issues(model) + compile_issues(model) + metric_issues(model)

@@ -4,7 +4,6 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,22 +71,6 @@ def known_words(model: keras.Model) -> list[str]:
         if isinstance(layer, (keras.layers.StringLookup, keras.layers.TextVectorization)):
             words += [str(word) for word in layer.get_vocabulary()[:_NUM_WORDS]]
     return [*words, " ".join(words[2:]), " ".join(words[:1:-1])]
-
-
-class Attempts(AbstractContextManager[None]):
-    """Lets code of the user fail on made-up rows, with any error: such a trial shows nothing.
-
-    Attributes:
-        first_error: The error of the first trial that failed, or None.
-    """
-
-    first_error: Exception | None = None
-
-    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> bool:
-        """Keep the first error, and suppress every one but an interruption."""
-        if isinstance(error, Exception):
-            self.first_error = self.first_error or error
-        return isinstance(error, Exception)
 
 
 @dataclass(frozen=True)
@@ -191,15 +174,6 @@ class SampleRows:
             sources.append(of_data + [_of_columns(value, words) for value in parts])
         return sources
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the inputs, for messages."""
-        paths = keras.tree.flatten_with_path(self.structure[0])
-        named = [".".join(map(str, path)) for path, _ in paths]
-        of_model = [tensor.name for tensor in getattr(self._model, "inputs", None) or ()]
-        is_named = len(of_model) == len(named) and "keras_tensor" not in "".join(of_model)
-        return of_model if is_named else [name or "x" for name in named]
-
     def of_inputs(self) -> "SampleRows":
         """Return the same rows of the one input alone, as an augmentation takes them."""
         alone = copy.copy(self)
@@ -242,14 +216,15 @@ class SampleRows:
 
         The ranges of the data come first, for which every loss is defined.
         """
-        attempts = Attempts()
+        failure: Exception | None = None
         for judge in judges:
             for source in reversed(range(len(self.sources))):
-                with attempts:
-                    if (told := judge(self.batch(source, size))) is not None:
-                        return told
-        if attempts.first_error is not None:
-            raise attempts.first_error
+                told, error = backend.attempt(judge, self.batch(source, size))
+                if told is not None:
+                    return told
+                failure = failure or error
+        if failure is not None:
+            raise failure
         return None
 
     def batches(self) -> tuple[list[Batch], Batch | None]:
@@ -328,16 +303,17 @@ def _laws_of_user(ranges: Any, x: Any, inputs: list[np.ndarray]) -> list[Law | N
     try:
         keras.tree.map_structure_up_to(x, lambda _, pair: pairs.append(pair), x, ranges)
         for pair, value in zip(pairs, inputs, strict=True):
+            if pair is None:
+                laws.append(None)
+                continue
             lowest, highest = (
-                np.broadcast_to(np.asarray(each, "float64"), value.shape[1:])
-                for each in ((0, 0) if pair is None else pair)
+                np.broadcast_to(np.asarray(each, "float64"), value.shape[1:]) for each in pair
             )
             if not (np.isfinite([lowest, highest]).all() and (lowest <= highest).all()):
                 raise ValueError("bounds must be finite, the lowest one first")
-            if pair is not None and value.dtype.kind == "O":
+            if value.dtype.kind == "O":
                 raise ValueError("strings have no range")
-            is_whole = value.dtype.kind != "f"
-            laws.append(None if pair is None else Law(lowest, highest, is_whole))
+            laws.append(Law(lowest, highest, value.dtype.kind != "f"))
     except (TypeError, ValueError) as error:
         raise ValueError(
             "Argument `input_ranges` must have the structure of `x`, with a pair `(lowest, "

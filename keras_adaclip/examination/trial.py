@@ -7,8 +7,7 @@ with respect to the other rows are found too.
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.examination.draws import EqualDraws
 from keras_adaclip.examination.issues import OwnLoss
 from keras_adaclip.examination.rows import SampleRows
-from keras_adaclip.gradients import Batch
+from keras_adaclip.gradients import Batch, is_differentiable
 
 Tensor = Any
 # The values of the variables, and those of the states of the seed generators.
@@ -252,12 +251,14 @@ class Trial:
             """Return the sum of the kept rows of the outputs or the losses, and all numbers."""
             seen.layers[:], seen.tapped[:], seen.assigned[:] = [], [], []
             self.running.clear()
-            digests, digest = list[Tensor](), _Digests()
+            digests = list[Tensor]()
             before = [variable.value for variable in self._watched]
 
             def tapped(layer: keras.Layer, value: Any) -> Any:
                 """Return a tensor of floats with a tap, its mask and its logits attached."""
-                if not (differentiates and self._has_rows(value, kept) and _is_float(value)):
+                if not (
+                    differentiates and self._has_rows(value, kept) and is_differentiable(value)
+                ):
                     return value
                 if self._taps_trained_only and not keras_private.own_trainable_variables(layer):
                     return value
@@ -271,24 +272,28 @@ class Trial:
                 for value in keras.tree.flatten(result):
                     if self._has_rows(value, kept):
                         seen.layers.append(layer)
-                        digests.append(digest(value))
+                        digests.append(_digest(value))
                 return keras.tree.map_structure(functools.partial(tapped, layer), result)
 
             x, targets = keras.tree.pack_sequence_as(self._structure, inputs)
             x = keras.tree.map_structure(functools.partial(tapped, self.model), x)
+            # The fast calls of a gradient plan are used, as in the steps.
+            plan = getattr(self.model, "gradient_plan", None)
+            fast_calls = {} if plan is None else plan.fast_calls
+            calls = gradients.watched_calls(self.model, fast_calls, record, self.running)
             with self._draws.made(kept, order):
-                with self._watching(record):
+                with keras_private.replaced_calls(calls):
                     y_pred = gradients.call_model(self.model, x, training=True)
                 # Losses of Keras heed the masks of outputs.
                 marks = [keras_private.marks_of(value) for value in keras.tree.flatten(y_pred)]
                 for mark in keras.tree.flatten(marks):
                     if self._has_rows(mark, kept):
                         seen.layers.append(seen.layers[-1])
-                        digests.append(digest(mark))
+                        digests.append(_digest(mark))
                 total = ops.zeros(())
                 for value in keras.tree.flatten(y_pred) if differentiates else ():
-                    if self._has_rows(value, kept) and _is_float(value):
-                        total = total + ops.sum(ops.where(kept, digest(value), 0.0))
+                    if self._has_rows(value, kept) and is_differentiable(value):
+                        total = total + ops.sum(ops.where(kept, _digest(value), 0.0))
                 if self.loss is not None:
                     batch = Batch(x, **targets)
                     losses = gradients.per_example_losses(self.model, batch, y_pred)[0]
@@ -299,7 +304,7 @@ class Trial:
             for variable, value in zip(self._watched, before, strict=True):
                 if variable.value is not value:
                     seen.assigned.append(variable)
-                    assigned.append(digest(ops.expand_dims(variable.value, 0)))
+                    assigned.append(_digest(ops.expand_dims(variable.value, 0)))
             return total, (digests, assigned)
 
         with self._scope(values, not differentiates) as scope:
@@ -307,34 +312,7 @@ class Trial:
                 return (*outputs(lambda value: value)[1], [])
             variables = [*self.variables, *self.seeds]
             found, cotangents = backend.differentiate_at_taps(outputs, variables)
-            return *found, list(map(_Digests(), cotangents))
-
-    @contextmanager
-    def _watching(self, record: Any) -> Iterator[None]:
-        """Within the context, call `record(layer, result)` after each layer's call.
-
-        What `record` returns becomes the layer's result. If the model has a gradient plan, its
-        fast calls are used, as in the steps.
-        """
-        plan = getattr(self.model, "gradient_plan", None)
-        fast_calls = {} if plan is None else plan.fast_calls
-
-        def watching(layer: keras.Layer) -> Any:
-            """Return a `call` that records the layer's result."""
-            original = fast_calls.get(layer) or layer.call
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                """Call the layer and record its result."""
-                self.running.append(layer)
-                result = record(layer, original(*args, **kwargs))
-                self.running.pop()
-                return result
-
-            return call
-
-        layers = gradients.layers_outside_loops(self.model)
-        with keras_private.replaced_calls({layer: watching(layer) for layer in layers}):
-            yield
+            return *found, list(map(_digest, cotangents))
 
     def _has_rows(self, value: Any, kept: Tensor) -> bool:
         """Return whether a tensor holds numbers of each row."""
@@ -351,28 +329,10 @@ class Trial:
         return bool(shape) and shape[0] in (kept.shape[0], None)
 
 
-class _Digests:
-    """Weighted sums of the rows of tensors, with weights that have no pattern."""
-
-    def __init__(self) -> None:
-        self._weights: dict[tuple[int, ...], Tensor] = {}
-
-    def __call__(self, value: Tensor) -> Tensor:
-        """Return a number for each row of a tensor of shape `(rows, ...)`."""
-        value, shape = ops.cast(value, "float32"), tuple(value.shape[1:])
-        if None in shape:
-            value = ops.reshape(value, (ops.shape(value)[0], -1))
-            return ops.sum(value * self._sines(ops.shape(value)[1]), axis=1)
-        if shape not in self._weights:
-            self._weights[shape] = ops.reshape(self._sines(math.prod(shape)), shape)
-        weighted = value * self._weights[shape]
-        return ops.sum(weighted, axis=tuple(range(1, len(shape) + 1))) if shape else weighted
-
-    def _sines(self, number: Any) -> Tensor:
-        """Return a number of weights."""
-        return ops.sin(1.0 + ops.cast(ops.arange(number), "float32"))
-
-
-def _is_float(value: Any) -> bool:
-    """Return whether a tensor holds floats."""
-    return bool(keras.backend.is_float_dtype(value.dtype))
+def _digest(value: Tensor) -> Tensor:
+    """Return a number for each row: a weighted sum of it, with weights that have no pattern."""
+    shape = tuple(value.shape[1:])
+    size = -1 if None in shape else math.prod(shape)
+    value = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], size))
+    weights = ops.sin(1.0 + ops.cast(ops.arange(ops.shape(value)[1]), "float32"))
+    return ops.sum(value * weights, axis=1)

@@ -26,20 +26,19 @@ from keras_adaclip.gradients.forward import (
     tracker_variables,
     update_loss_trackers,
 )
-from keras_adaclip.gradients.layers import LayerRule, TappedCall, register
+from keras_adaclip.gradients.layers import LayerRule, TappedCall, is_differentiable, register
 from keras_adaclip.gradients.layerwise import GradientPlan, looped_plan
-from keras_adaclip.gradients.outer_products import GroupedOuterProduct, OuterProduct
+from keras_adaclip.gradients.outer_products import OuterProduct
 from keras_adaclip.gradients.plan import (
     LayerReport,
     fast_calls_of,
     layer_reports,
-    layers_outside_loops,
     suggested_plan,
+    watched_calls,
 )
 from keras_adaclip.gradients.proof import make_plan, moved_value
 
 __all__ = [
-    "GroupedOuterProduct",
     "LayerRule",
     "Lookup",
     "Materialized",

@@ -140,24 +140,44 @@ class SumOverPositions(PerExampleGradient):
         inputs: Tensor of shape `(batch_size, positions, ...)`.
         cotangents: Tensor of shape `(batch_size, positions, output_size)`.
         shape: The variable's shape.
+
+    Attributes:
+        axis: The axis of the positions in both tensors.
+        layout: Further arguments of the constructor.
     """
+
+    axis: int = 1
+    layout: tuple[Any, ...] = ()
 
     def __init__(self, inputs: Tensor, cotangents: Tensor, shape: Sequence[int]) -> None:
         self.factors = inputs, cotangents
         self.shape = tuple(shape)
 
+    def with_factors(self, inputs: Tensor, cotangents: Tensor) -> Any:
+        """Return gradients of the same form with other factors.
+
+        Args:
+            inputs: As for the constructor.
+            cotangents: As for the constructor.
+        """
+        return type(self)(inputs, cotangents, self.shape, *self.layout)
+
     def rows(self, rows: slice) -> Any:
         """Return the gradients of some examples."""
-        inputs, cotangents = self.factors
-        return type(self)(inputs[rows], cotangents[rows], self.shape)
+        return self.with_factors(*(value[rows] for value in self.factors))
 
     def merged(self, num_copies: int) -> "SumOverPositions":
         """Return the sums over consecutive examples, whose positions are concatenated."""
-        positions = num_copies * ops.shape(self.factors[0])[1]
-        inputs, cotangents = (
-            ops.reshape(value, (-1, positions, *value.shape[2:])) for value in self.factors
-        )
-        return type(self)(inputs, cotangents, self.shape)
+
+        def concatenated(value: Tensor) -> Tensor:
+            """Move the copies of each example to the axis of positions."""
+            sizes = ops.shape(value)[1:]
+            value = ops.reshape(value, (-1, num_copies, *sizes))
+            value = ops.moveaxis(value, 1, self.axis)
+            before, (positions, *after) = sizes[: self.axis - 1], sizes[self.axis - 1 :]
+            return ops.reshape(value, (-1, *before, num_copies * positions, *after))
+
+        return self.with_factors(*map(concatenated, self.factors))
 
 
 class Lookup(SumOverPositions):
@@ -243,10 +263,11 @@ def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
     if len(parts) == 1:
         return parts[0]
     sums = [part for part in parts if isinstance(part, SumOverPositions)]
-    if len(sums) == len(parts) and len({(type(part), part.shape) for part in sums}) == 1:
+    kinds = {(type(part), part.shape, part.axis, part.layout) for part in sums}
+    if len(sums) == len(parts) and len(kinds) == 1:
         factors = zip(*(part.factors for part in sums), strict=True)
-        inputs, cotangents = (ops.concatenate(values, axis=1) for values in factors)
-        return type(sums[0])(inputs, cotangents, sums[0].shape)
+        joined = (ops.concatenate(values, axis=sums[0].axis) for values in factors)
+        return sums[0].with_factors(*joined)
     return Materialized(sum(part.materialize() for part in parts))
 
 

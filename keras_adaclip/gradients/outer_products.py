@@ -1,6 +1,6 @@
 """Gradients of the weights of matrix products, also of grouped ones."""
 
-import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +11,6 @@ from keras_adaclip.gradients.forms import (
     ROUNDING,
     UNDERFLOW,
     Materialized,
-    PerExampleGradient,
     SumOverPositions,
     guard_of_sums,
     size_of_row,
@@ -54,18 +53,36 @@ class OuterProduct(SumOverPositions):
     With one position, the norm is a product of two norms. With T positions it is the Gram form
     `sum_(t, u) <a_t, a_u> <g_t, g_u>` if that is cheaper than writing out the gradients.
 
+    Weights of groups are a sum for each group, `sum_t outer(inputs[i, k, t], cotangents[i, k, t])`.
+    Their squared norms add up.
+
     Args:
-        inputs: Tensor of shape `(batch_size, positions, input_size)`.
-        cotangents: Tensor of shape `(batch_size, positions, output_size)`.
-        shape: The variable's shape, of `input_size * output_size` elements.
+        inputs: Tensor of shape `(batch_size, positions, input_size)`, or of shape `(batch_size,
+            groups, positions, input_size)`.
+        cotangents: Tensor of the same shape, but for `output_size` in the place of `input_size`.
+        shape: The variable's shape, of `input_size * output_size` elements for each group.
+        sizes: The sizes of the axes that make up groups, inputs and outputs, in this order. None
+            means `(groups, input_size, output_size)`.
+        order: The positions of these axes in the order of the variable. None keeps their order.
     """
 
-    def __init__(self, inputs: Tensor, cotangents: Tensor, shape: Sequence[int]) -> None:
+    def __init__(
+        self,
+        inputs: Tensor,
+        cotangents: Tensor,
+        shape: Sequence[int],
+        sizes: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(ops.cast(inputs, "float32"), ops.cast(cotangents, "float32"), shape)
-        self.inputs, self.cotangents = self.factors
+        *groups, positions, input_size = self.factors[0].shape[1:]
+        output_size = self.factors[1].shape[-1]
+        self.axis, self._num_groups = 1 + len(groups), math.prod(groups)
+        self._blocks = (*groups, input_size, output_size)
+        self.layout = tuple(sizes or self._blocks), tuple(order or range(len(self._blocks)))
+        # Each group of an example is treated as an example.
+        self._rows = [_groups_as_rows(each) if groups else each for each in self.factors]
         self._products: Tensor | None = None
-        _, positions, input_size = self.inputs.shape
-        output_size = self.cotangents.shape[2]
         if positions == 1:
             self.form, self._num_written = "two norms", 0
         elif gram_is_cheaper(positions, input_size, output_size):
@@ -76,39 +93,48 @@ class OuterProduct(SumOverPositions):
     @property
     def numbers_per_example(self) -> int | None:
         """Both factors, and the Gram matrices or gradients if there are any."""
-        inputs, cotangents = size_of_row(self.inputs), size_of_row(self.cotangents)
+        inputs, cotangents = map(size_of_row, self.factors)
         if inputs is None or cotangents is None:
             return None
-        return inputs + cotangents + int(self._num_written)
+        return inputs + cotangents + int(self._num_groups * self._num_written)
 
     def squared_norms(self) -> Tensor:
         """Return squared norms by the cheapest exact formula."""
         if self.form == "two norms":
-            return ops.square(_row_norms(self.inputs) * _row_norms(self.cotangents))[:, 0]
-        if self.form == "Gram matrices":
-            return self._squared_norms_from_gram()
-        return ops.sum(ops.square(self._written_out()), axis=(1, 2))
+            norms = ops.square(_row_norms(self._rows[0]) * _row_norms(self._rows[1]))[:, 0]
+        elif self.form == "Gram matrices":
+            norms = self._squared_norms_from_gram()
+        else:
+            norms = ops.sum(ops.square(self._written_out()), axis=(1, 2))
+        if self.axis == 1:
+            return norms
+        return ops.sum(ops.reshape(norms, (-1, self._num_groups)), axis=1)
 
     def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
-        """Return one matrix product, or the weighted sum of written-out gradients."""
+        """Return one matrix product a group, or the weighted sum of written-out gradients."""
         if self._products is not None:
-            total = Materialized(self._products).weighted_sum(factors, finite)
-            return ops.reshape(total, self.shape)
-        inputs = backend.masked(finite, self.inputs)
-        cotangents = backend.masked(finite, factors[:, None, None] * self.cotangents)
-        inputs = ops.reshape(inputs, (-1, self.inputs.shape[2]))
-        cotangents = ops.reshape(cotangents, (-1, self.cotangents.shape[2]))
+            blocks = ops.reshape(self._products, (-1, *self._blocks))
+            return self._arranged(Materialized(blocks).weighted_sum(factors, finite))[0]
+        factors = ops.reshape(factors, (-1, *[1] * (self.axis + 1)))
+        inputs = backend.masked(finite, self.factors[0])
+        cotangents = backend.masked(finite, factors * self.factors[1])
+        if self.axis > 1:
+            return self._arranged(ops.einsum("bkti,bkto->kio", inputs, cotangents))[0]
+        inputs = ops.reshape(inputs, (-1, self._blocks[0]))
+        cotangents = ops.reshape(cotangents, (-1, self._blocks[1]))
         return ops.reshape(ops.matmul(ops.transpose(inputs), cotangents), self.shape)
 
     def rows(self, rows: slice) -> "OuterProduct":
         """Return the gradients of some examples; what is written out stays so."""
         part: OuterProduct = super().rows(rows)
-        part._products = None if self._products is None else self._products[rows]
+        if self._products is not None:
+            groups = self._num_groups
+            part._products = self._products[rows.start * groups : rows.stop * groups]
         return part
 
     def materialize(self) -> Tensor:
         """Return the gradients, of shape `(batch_size, *shape)`."""
-        return ops.reshape(self._written_out(), (-1, *self.shape))
+        return self._arranged(self._written_out())
 
     def _squared_norms_from_gram(self) -> Tensor:
         """Return values never less than the squared norms, whatever cancels in them.
@@ -119,7 +145,7 @@ class OuterProduct(SumOverPositions):
         positions, and `2 T u` for their sum. This lengthens the norms of random rows by one or two
         parts in ten thousand (64 positions of 128 to 1152 inputs), and others by less.
         """
-        factors, positions = (self.inputs, self.cotangents), int(self.inputs.shape[1])
+        factors, positions = self._rows, int(self._rows[0].shape[1])
         in_blocks = positions * sum(x.shape[2] for x in factors) > _LARGEST_UNBLOCKED
         (input_gram, input_error), (cotangent_gram, cotangent_error) = (
             _gram(x, in_blocks) for x in factors
@@ -139,79 +165,15 @@ class OuterProduct(SumOverPositions):
     def _written_out(self) -> Tensor:
         """Return the gradients as matrices, computed once."""
         if self._products is None:
-            self._products = ops.matmul(ops.transpose(self.inputs, (0, 2, 1)), self.cotangents)
+            inputs, cotangents = self._rows
+            self._products = ops.matmul(ops.transpose(inputs, (0, 2, 1)), cotangents)
         return self._products
-
-
-class GroupedOuterProduct(PerExampleGradient):
-    """`sum_t outer(inputs[i, k, t], cotangents[i, k, t])` for each group k, in any order of axes.
-
-    Each group of an example is treated as an example of an `OuterProduct`. The squared norms of
-    the groups add up.
-
-    Args:
-        inputs: Tensor of shape `(batch_size, groups, positions, input_size)`.
-        cotangents: Tensor of shape `(batch_size, groups, positions, output_size)`.
-        shape: The variable's shape, of `groups * input_size * output_size` elements.
-        sizes: The sizes of the axes that make up groups, inputs and outputs, in this order. None
-            means `(groups, input_size, output_size)`.
-        order: The positions of these axes in the order of the variable. None keeps their order.
-    """
-
-    def __init__(
-        self,
-        inputs: Tensor,
-        cotangents: Tensor,
-        shape: Sequence[int],
-        sizes: Sequence[int] | None = None,
-        order: Sequence[int] | None = None,
-    ) -> None:
-        self.inputs = ops.cast(inputs, "float32")
-        self.cotangents = ops.cast(cotangents, "float32")
-        self.shape = tuple(shape)
-        self._blocks = (inputs.shape[1], inputs.shape[3], cotangents.shape[3])
-        self._sizes = tuple(self._blocks if sizes is None else sizes)
-        self._order = tuple(range(len(self._sizes)) if order is None else order)
-        self._rows = OuterProduct(
-            _groups_as_rows(self.inputs), _groups_as_rows(self.cotangents), self._blocks[1:]
-        )
-        self.form = self._rows.form
-
-    @property
-    def numbers_per_example(self) -> int | None:
-        """The numbers of all groups."""
-        in_group = self._rows.numbers_per_example
-        return None if in_group is None else int(self._blocks[0]) * in_group
-
-    def squared_norms(self) -> Tensor:
-        """Return the sum of the groups' squared norms."""
-        return ops.sum(ops.reshape(self._rows.squared_norms(), (-1, self._blocks[0])), axis=1)
-
-    def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
-        """Return one matrix product per group, or the weighted sum of written-out gradients."""
-        if self.form == "written out":
-            products = ops.reshape(self._rows.materialize(), (-1, *self._blocks))
-            return self._arranged(Materialized(products).weighted_sum(factors, finite))[0]
-        inputs = backend.masked(finite, self.inputs)
-        cotangents = backend.masked(finite, factors[:, None, None, None] * self.cotangents)
-        return self._arranged(ops.einsum("bkti,bkto->kio", inputs, cotangents))[0]
-
-    def rows(self, rows: slice) -> "GroupedOuterProduct":
-        """Return the gradients of some examples; what is written out stays so."""
-        part = copy.copy(self)
-        part.inputs, part.cotangents = self.inputs[rows], self.cotangents[rows]
-        groups = int(self._blocks[0])
-        part._rows = self._rows.rows(slice(rows.start * groups, rows.stop * groups))
-        return part
-
-    def materialize(self) -> Tensor:
-        """Return the gradients, of shape `(batch_size, *shape)`."""
-        return self._arranged(self._rows.materialize())
 
     def _arranged(self, blocks: Tensor) -> Tensor:
         """Rearrange blocks of `(groups, inputs, outputs)` to `(number of blocks, *shape)`."""
-        values = ops.reshape(blocks, (-1, *self._sizes))
-        values = ops.transpose(values, (0, *(1 + axis for axis in self._order)))
+        sizes, order = self.layout
+        values = ops.reshape(blocks, (-1, *sizes))
+        values = ops.transpose(values, (0, *(1 + axis for axis in order)))
         return ops.reshape(values, (-1, *self.shape))
 
 

@@ -59,8 +59,7 @@ def refused_ranges(model: keras.Model, reason: str | None) -> ValueError:
     return ValueError(
         f"A layer-wise gradient plan of model {model.name!r} is not proved on rows within the "
         f"range of each column of the data: {reason}. These ranges are private and must not choose "
-        "another plan, and small made-up numbers do not show that it is needed. Give public ranges "
-        "of the inputs with `fit(..., input_ranges=)`."
+        "another plan. Give public ranges of the inputs with `fit(..., input_ranges=)`."
     )
 
 
@@ -80,21 +79,11 @@ def _traced_plan(model: keras.Model, rows: Batch) -> GradientPlan:
     num_outputs: list[int] = []
     traces: list[list[TappedCall]] = []
 
-    def watched(layer: keras.Layer) -> Callable[..., Any]:
-        """Return a `call` that notes the numbers that single layers return."""
-        call = fast_calls.get(layer) or layer.call
-        is_single = isinstance(layer, LOOPS) or len(keras_private.flatten_layers(layer)) == 1
-
-        def watched_call(*args: Any, **kwargs: Any) -> Any:
-            """Call the layer."""
-            running.append(layer)
-            outputs = call(*args, **kwargs)
-            running.pop()
-            if is_single:
-                num_outputs.extend(map(_size, keras.tree.flatten(outputs)))
-            return outputs
-
-        return watched_call
+    def record(layer: keras.Layer, outputs: Any) -> Any:
+        """Note the numbers that single layers return."""
+        if isinstance(layer, LOOPS) or len(keras_private.flatten_layers(layer)) == 1:
+            num_outputs.extend(map(_size, keras.tree.flatten(outputs)))
+        return outputs
 
     def watched_draw(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Return a function of `keras.random` that notes the layers in which it is called."""
@@ -112,7 +101,7 @@ def _traced_plan(model: keras.Model, rows: Batch) -> GradientPlan:
         recorder, batch = TapRecorder(), finite_rows(Batch(rows.x), size)
         num_outputs.clear()
         with stateless(model):
-            calls = {layer: watched(layer) for layer in layers_outside_loops(model)}
+            calls = watched_calls(model, fast_calls, record, running)
             with recorder.tapped(rules, calls), keras_private.replaced_draws(watched_draw):
                 call_model(model, batch.x, training=True)
             traces.append(recorder.calls(recorder.tensors, recorder.taps))
@@ -196,6 +185,37 @@ def fast_calls_of(model: keras.Model, in_loop: bool = False) -> Calls:
     """
     calls = {each: backend.fast_call(each, in_loop) for each in keras_private.flatten_layers(model)}
     return {layer: call for layer, call in calls.items() if call is not None}
+
+
+def watched_calls(
+    model: keras.Model,
+    fast_calls: Calls,
+    record: Callable[[keras.Layer, Any], Any],
+    running: list[keras.Layer],
+) -> Calls:
+    """Return a `call` for each layer outside of loops, which `record` sees.
+
+    Args:
+        model: A built model.
+        fast_calls: Replacements of the `call` of some layers.
+        record: Takes a layer and its result, and returns what becomes the result.
+        running: Gets the layers whose calls have not returned, the innermost one last.
+    """
+
+    def watched(layer: keras.Layer) -> Callable[..., Any]:
+        """Return a `call` that records the layer's result."""
+        original = fast_calls.get(layer) or layer.call
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            """Call the layer and record its result."""
+            running.append(layer)
+            result = record(layer, original(*args, **kwargs))
+            running.pop()
+            return result
+
+        return call
+
+    return {layer: watched(layer) for layer in layers_outside_loops(model)}
 
 
 def layers_outside_loops(model: keras.Model) -> Iterator[keras.Layer]:

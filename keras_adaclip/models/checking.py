@@ -18,8 +18,8 @@ from keras_adaclip.sampling import padding
 
 # Rows of a second, larger batch: a layer may do something else with many rows.
 _MANY = 130
-_TITLES = ("Layer", "Rule", "Norms", "Memory")
-_WIDTHS = (33, 22, 15, 10)
+# Widths of the four columns of a table, and what is left of longer entries.
+_ROW = "{:33.32}{:22.21}{:15.14}{:10.9}"
 
 
 class PrivacyCheck(list[PrivacyIssue]):
@@ -121,9 +121,8 @@ def warn_of_lost_weights(clipping: ClippingStrategy, class_weight: Any, sample_w
     if isinstance(clipping, AutomaticClipping) and (class_weight or is_each):
         warnings.warn(
             f"`{type(clipping).__name__}` brings all but the shortest contributions to nearly the "
-            "same norm, whatever the weight of an example or its class. A weight of 0 works. "
-            "Give a fixed norm as large as weighted gradients, such as `clipping=10.0` (with "
-            "`AutoDPOptimizer`: `plan={'clipping': 10.0}`).",
+            "same norm, whatever the weight of an example or its class. Give a fixed norm, such as "
+            "`clipping=10.0` (with `AutoDPOptimizer`: `plan={'clipping': 10.0}`).",
             stacklevel=4,
         )
 
@@ -239,8 +238,8 @@ def _one_after_another(reason: str | None) -> str:
 
 def _as_table(reports: Sequence[LayerReport]) -> str:
     """Return a table of how gradients are computed, one line a layer, 80 columns wide."""
-    lines = [_TITLES] + [
-        (
+    lines = [_ROW.format("Layer", "Rule", "Norms", "Memory")] + [
+        _ROW.format(
             f"{report.layer} ({report.kind})" if report.kind else report.layer,
             report.rule.split(" (")[0].removesuffix("Rule"),
             report.norms,
@@ -248,21 +247,12 @@ def _as_table(reports: Sequence[LayerReport]) -> str:
         )
         for report in reports
     ]
-    table = ""
-    for cells in lines:
-        for cell, width in zip(cells, _WIDTHS, strict=True):
-            table += (cell if len(cell) < width else f"{cell[: width - 2]}…").ljust(width)
-        table = f"{table.rstrip()}\n"
-    return table.rstrip()
+    return "\n".join(map(str.rstrip, lines))
 
 
 def _as_bytes(number: int | None) -> str:
     """Return a number of bytes in the largest unit that makes it at least one."""
     if number is None:
         return "by length"
-    value = float(number)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024.0:
-            return f"{value:.3g} {unit}"
-        value /= 1024.0
-    return f"{value:.3g} GiB"
+    power = min(max(number.bit_length() - 1, 0) // 10, 3)
+    return f"{number / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

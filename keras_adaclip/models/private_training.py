@@ -249,7 +249,8 @@ class PrivateTraining(training.TrainingBase):
         Returns:
             The numbers of rows that batches are padded to.
         """
-        examination.refuse_unsound_parts(self)
+        examination.refuse_unsupported(self)
+        examination.refuse(self, examination.issues_of_parts(self))
         training.processes.refuse_uneven_batches(data)
         training.processes.refuse_data_of_one_process(data)
         training.processes.refuse_other_settings(self)

@@ -37,28 +37,25 @@ def outcome(layer, call, x, weights):
     return [keras.ops.convert_to_numpy(each) for each in (outputs, *gradients)]
 
 
-# Kinds, sizes and shapes of inputs, and further arguments.
-CONVOLUTIONS = [
-    (kind, size, shape, arguments)
-    for kind, size, shape in (
-        (layers.Conv2D, (1, 3), (2, 7, 6, 4)),
-        (layers.Conv2D, 3, (0, 7, 6, 4)),
-        (layers.Conv1D, 4, (2, 9, 4)),
-    )
-    for arguments in (
-        {},
-        {"padding": "same", "activation": "tanh"},
-        {"padding": "same", "dilation_rate": 2, "use_bias": False},
-        {"padding": "same", "strides": 3} if is_jax else {"strides": 3, "groups": 2},
-    )
-    if is_jax or kind is layers.Conv2D
-]
-FAST = [
-    (lambda kind=kind, size=size, arguments=arguments: kind(6, size, **arguments), shape)
-    for kind, size, shape, arguments in CONVOLUTIONS
-]
-if is_torch:
-    FAST += [
+SAME = {"padding": "same"}
+if is_jax:
+    FAST = [
+        (lambda: layers.Conv2D(6, (1, 3)), (2, 7, 6, 4)),
+        (lambda: layers.Conv2D(6, 3, activation="tanh", **SAME), (0, 7, 6, 4)),
+        (lambda: layers.Conv2D(6, 3, activation="tanh", **SAME), (2, 7, 6, 4)),
+        (lambda: layers.Conv2D(6, (1, 3), dilation_rate=2, use_bias=False, **SAME), (2, 7, 6, 4)),
+        (lambda: layers.Conv2D(6, 3, strides=3, **SAME), (2, 7, 6, 4)),
+        (lambda: layers.Conv1D(6, 4), (2, 9, 4)),
+        (lambda: layers.Conv1D(6, 4, dilation_rate=2, **SAME), (2, 9, 4)),
+        (lambda: layers.Conv1D(6, 4, strides=3, **SAME), (2, 9, 4)),
+    ]
+else:
+    FAST = [
+        (lambda: layers.Conv2D(6, (1, 3)), (2, 7, 6, 4)),
+        (lambda: layers.Conv2D(6, 3, activation="tanh", **SAME), (0, 7, 6, 4)),
+        (lambda: layers.Conv2D(6, 3, activation="tanh", **SAME), (2, 7, 6, 4)),
+        (lambda: layers.Conv2D(6, (1, 3), dilation_rate=2, use_bias=False, **SAME), (2, 7, 6, 4)),
+        (lambda: layers.Conv2D(6, 3, strides=3, groups=2), (2, 7, 6, 4)),
         (lambda: layers.MaxPooling2D(2), (2, 6, 7, 8)),
         (lambda: layers.MaxPooling2D((3, 2), (1, 2)), (2, 6, 7, 8)),
         (lambda: layers.AveragePooling2D((3, 2), (1, 2)), (2, 6, 7, 8)),

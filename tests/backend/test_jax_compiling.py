@@ -43,15 +43,9 @@ def test_private_steps_alone_are_compiled_with_the_scheduler_that_saves_memory(m
             assert options["train_step"] == SCHEDULER
 
 
-@pytest.mark.parametrize(
-    "flag",
-    [
-        "--xla_cpu_enable_concurrency_optimized_scheduler=true",
-        "--xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_CONCURRENCY_OPTIMIZED",
-    ],
-)
+@pytest.mark.parametrize("flag", ["enable_concurrency_optimized_scheduler", "scheduler_type"])
 def test_xla_flags_of_the_user_decide(flag, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to= {flag}")
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to= --xla_cpu_{flag}=true")
     assert steps.compiler_options() == {}
 
 

@@ -55,24 +55,6 @@ def test_rows_that_cannot_be_vectorized_are_mapped_one_by_one():
     np.testing.assert_array_equal(found, [3.0, 0.0, 7.0])
 
 
-@pytest.mark.skipif(not IS_TENSORFLOW, reason="TensorFlow's advice")
-def test_an_evaluation_hides_the_advice_of_tensorflow_on_tracing(caplog):
-    import tensorflow as tf
-
-    def function(_):
-        tf.get_logger().warning("5 calls to %s triggered tf.function retracing.", "f")
-        tf.get_logger().warning("something else")
-        return tf.constant(1.0)
-
-    with caplog.at_level("WARNING", tf.get_logger().name):
-        tf.get_logger().addHandler(caplog.handler)
-        try:
-            backend.evaluate_each(function, [], [()])
-        finally:
-            tf.get_logger().removeHandler(caplog.handler)
-    assert {record.getMessage() for record in caplog.records} == {"something else"}
-
-
 @pytest.mark.parametrize("mode", ["eager", "compiled", *(["XLA"] if IS_TENSORFLOW else [])])
 @pytest.mark.parametrize("shape", [(3,), (3, 2, 4)])
 def test_rows_that_are_not_kept_are_zero_whatever_they_hold(mode, shape):

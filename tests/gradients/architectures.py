@@ -12,14 +12,18 @@ from tests.gradients.support import built, with_other_weights
 
 @dataclass
 class Architecture:
-    """Input shapes (an int: that many ids below 6), a function that makes the model, its rules."""
+    """Input shapes (an int: that many ids below 6), a function that makes the model, its rules.
+
+    Some backends cannot run all layers on a CPU.
+    """
 
     shapes: Any
     make: Any
     rules: Any
+    not_on: tuple[str, ...] = ()
 
     def data(self, rows):
-        """Inputs, and targets of the model's output shapes."""
+        """The model, inputs, and targets of the model's output shapes."""
         rng = np.random.default_rng(3)
         model = self.make()
 
@@ -28,13 +32,19 @@ class Architecture:
                 return rng.integers(0, 6, (rows, shape)).astype("int32")
             return rng.normal(size=(rows, *shape)).astype("float32")
 
-        x = [inputs(shape) for shape in self.shapes] if isinstance(self.shapes, list) else None
-        x = inputs(self.shapes) if x is None else x
-        outputs = model(x)
+        many = isinstance(self.shapes, list)
+        x = [inputs(shape) for shape in self.shapes] if many else inputs(self.shapes)
         y = keras.tree.map_structure(
-            lambda value: rng.normal(size=tuple(value.shape)).astype("float32"), outputs
+            lambda value: rng.normal(size=tuple(value.shape)).astype("float32"), model(x)
         )
         return model, x, y
+
+    def case(self):
+        """The model compiled and with other weights, and three examples."""
+        model, x, y = self.data(rows=3)
+        several = {"loss": ["mse", "mae"], "loss_weights": [0.3, 2.0]}
+        options = several if isinstance(self.shapes, list) else {}
+        return with_other_weights(built(model, x, y, **options)), x, y
 
 
 def stack(*made, shape, dtype="float32"):
@@ -177,12 +187,3 @@ ARCHITECTURES = {
         (4, 3), recurrent, ["SimpleRNN", "SimpleRNN", "general", "general", "Dense"]
     ),
 }
-
-
-def case(name):
-    """An architecture, its model compiled and with other weights, and three examples."""
-    architecture = ARCHITECTURES[name]
-    model, x, y = architecture.data(rows=3)
-    arguments = {"loss_weights": [0.3, 2.0]} if name == "inputs_and_outputs" else {}
-    model = built(model, x, y, loss=["mse", "mae"] if arguments else "mse", **arguments)
-    return architecture, with_other_weights(model), x, y

@@ -10,7 +10,7 @@ from keras_adaclip.clipping import Clipper, FixedClipping
 from keras_adaclip.gradients import BatchGradients, Materialized, clipped_contributions
 from tests import oracles
 from tests.gradients import support
-from tests.gradients.architectures import ARCHITECTURES, case
+from tests.gradients.architectures import ARCHITECTURES
 from tests.gradients.configurations import TABLES
 
 LOOPED_TOO = ["embedding_masked_mean", "inputs_and_outputs"]
@@ -20,20 +20,19 @@ LOOPED_TOO = ["embedding_masked_mean", "inputs_and_outputs"]
     ("name", "is_looped"), [*((n, False) for n in ARCHITECTURES), *((n, True) for n in LOOPED_TOO)]
 )
 def test_clipped_sums_are_those_of_plain_gradients(name, is_looped):
-    architecture, model, x, y = case(name)
+    architecture = ARCHITECTURES[name]
+    model, x, y = architecture.case()
     plan = support.LOOPED if is_looped else support.plan_for(model, x, y)
     assert is_looped or sorted(support.rules(plan)) == sorted(architecture.rules)
     support.check_against_rows(model, x, y, plan)
 
 
-@pytest.mark.filterwarnings("ignore:.*You passed `rms_scaling=True`, which is deprecated")
 @pytest.mark.parametrize("name", TABLES)
 def test_each_variable_of_a_layer_is_clipped_by_its_true_norm(name):
     table = TABLES[name]
     if keras.backend.backend() in table.not_on:
         pytest.skip("the backend cannot run these layers on a CPU")
-    x, y = table.data(rows=3)
-    model = support.with_other_weights(support.built(table.model(), x, y))
+    model, x, y = table.case()
     plan = support.plan_for(model, x, y)
     assert (
         dict(zip([each.name for each in plan.rules], support.rules(plan), strict=True))
@@ -68,35 +67,48 @@ def gradients_by_hand(x, labels, kernel, bias, last, last_bias):
     return -np.log(chosen), [*by_weights, mean[:, :, None] * by_logits[:, None], by_logits]
 
 
-def test_clipped_sums_are_those_worked_out_by_hand():
+def of_two(variable):
+    """Two groups that cut across the layers."""
+    return "first" if variable.path.endswith(("tanh/kernel", "logits/bias")) else "rest"
+
+
+# The groups of both kernels and biases.
+@pytest.mark.parametrize(
+    ("groups", "assignment"),
+    [("flat", [0, 0, 0, 0]), ("per_layer", [0, 0, 1, 1]), (of_two, [0, 1, 1, 0])],
+)
+def test_clipped_sums_are_those_worked_out_by_hand(groups, assignment):
     rng = np.random.default_rng(1)
     x, labels = rng.normal(size=(5, 3, 8)).astype("float32"), rng.integers(0, 3, 5)
-    stack = [layers.Dense(9, activation="tanh"), layers.GlobalAveragePooling1D(), layers.Dense(3)]
+    stack = [layers.Dense(9, activation="tanh", name="tanh"), layers.GlobalAveragePooling1D()]
+    stack = [keras.Input((3, 8)), *stack, layers.Dense(3, name="logits")]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model = support.built(keras.Sequential([keras.Input((3, 8)), *stack]), x, labels, loss=loss)
+    model = support.built(keras.Sequential(stack), x, labels, loss=loss)
     model = support.with_other_weights(model)
     values = [value.astype(np.float64) for value in model.get_weights()]
     losses, gradients = gradients_by_hand(x.astype(np.float64), labels, *values)
-    norms = oracles.gradient_norms(gradients)
-    clip_norm = float(np.median(norms))
+    numbers = range(max(assignment) + 1)
+    parts = [[gradients[i] for i in range(4) if assignment[i] == number] for number in numbers]
+    norms = [oracles.gradient_norms(part) for part in parts]
+    # Some units of each group are clipped and some are not.
+    clip_norms = [float(np.median(each)) for each in norms]
+    clipping = FixedClipping(clip_norms if len(parts) > 1 else clip_norms[0], groups=groups)
     for plan in (support.plan_for(model, x, labels), support.LOOPED):
-        found = support.runner(model, plan, clip_norm)(x, labels)
-        np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+        found = support.runner(model, plan, clipping=clipping)(x, labels)
         np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
-        np.testing.assert_allclose(found.factors, oracles.clip_factors(norms, clip_norm), rtol=1e-5)
-        support.assert_close(found.gradients, oracles.clipped_sums(gradients, clip_norm))
+        left = [iter(oracles.clipped_sums(*each)) for each in zip(parts, clip_norms, strict=True)]
+        support.assert_close(found.gradients, [next(left[number]) for number in assignment])
+        for name, expected in (
+            ("norms", norms),
+            ("factors", map(oracles.clip_factors, norms, clip_norms)),
+        ):
+            by_group = getattr(found, name).reshape(5, -1).T
+            np.testing.assert_allclose(by_group, list(expected), rtol=1e-4)
 
 
 # Augmented copies of an example: their mean gradient is clipped as one contribution.
 
 COPIES = 3
-
-
-def copied_case(name):
-    """Nine rows: three copies, all different, of each of three examples."""
-    architecture, model, _, _ = case(name)
-    _, x, y = architecture.data(rows=3 * COPIES)
-    return model, x, y
 
 
 @pytest.mark.parametrize(
@@ -108,7 +120,9 @@ def copied_case(name):
     ],
 )
 def test_the_mean_over_the_copies_is_clipped(name, is_looped):
-    model, x, y = copied_case(name)
+    """Nine rows: three copies, all different, of each of three examples."""
+    model, _, _ = ARCHITECTURES[name].case()
+    _, x, y = ARCHITECTURES[name].data(rows=3 * COPIES)
     rows = support.row_gradients(model, x, y)
     expected = [g.reshape(3, COPIES, *g.shape[1:]).mean(axis=1) for g in rows]
     norms = oracles.gradient_norms(expected)
@@ -127,42 +141,6 @@ def test_the_mean_over_the_copies_is_clipped(name, is_looped):
     without = run(x, y, mask=np.array([True, False, True]))
     np.testing.assert_array_equal(found.finite, [True, False, True])
     support.assert_close(found.gradients, without.gradients)
-
-
-# Groups of variables
-
-
-def of_two(variable):
-    """Two groups that cut across the layers."""
-    return "first" if variable.path.endswith(("conv/kernel", "logits/bias")) else "rest"
-
-
-# The groups of conv/kernel, conv/bias, hidden/kernel, hidden/bias, logits/kernel, logits/bias.
-GROUPS = {"per layer": ("per_layer", [0, 0, 1, 1, 2, 2]), "across": (of_two, [0, 1, 1, 1, 1, 0])}
-
-
-@pytest.mark.parametrize("name", GROUPS)
-def test_each_group_is_clipped_to_its_own_norm(name):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(5, 6, 6, 2)).astype("float32"), rng.integers(0, 3, 5)
-    stack = [layers.Conv2D(3, 3, activation="tanh", name="conv"), layers.Flatten()]
-    stack += [layers.Dense(4, activation="tanh", name="hidden"), layers.Dense(3, name="logits")]
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model = support.built(keras.Sequential([keras.Input(x.shape[1:]), *stack]), x, y, loss=loss)
-    gradients, (groups, assignment) = support.row_gradients(model, x, y), GROUPS[name]
-    parts = [
-        [g for g, of in zip(gradients, assignment, strict=True) if of == number]
-        for number in range(max(assignment) + 1)
-    ]
-    norms = [oracles.gradient_norms(part) for part in parts]
-    # Some units of each group are clipped and some are not.
-    clip_norms = [float(np.median(each)) for each in norms]
-    clipping = FixedClipping(clip_norms, groups=groups)
-    sums = [oracles.clipped_sums(*each) for each in zip(parts, clip_norms, strict=True)]
-    for plan in (support.LOOPED, support.plan_for(model, x, y)):
-        found, left = support.runner(model, plan, clipping=clipping)(x, y), list(map(iter, sums))
-        support.assert_close(found.gradients, [next(left[number]) for number in assignment])
-        np.testing.assert_allclose(found.norms, np.stack(norms, axis=1), rtol=1e-4)
 
 
 def test_one_group_that_is_not_finite_drops_the_whole_unit():

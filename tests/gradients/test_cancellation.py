@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_adaclip.gradients import GroupedOuterProduct, Lookup, Materialized, OuterProduct
-from keras_adaclip.gradients.forms import combined
+from keras_adaclip.gradients import Lookup, Materialized, OuterProduct
 from tests.gradients.support import compiled
 
 BOUND = 1.0001
@@ -120,32 +119,6 @@ def test_gram_matrices_of_inputs_that_nearly_cancel(made, positions, size, other
     make = products(*sizes)
     assert make(*arrays).form == "Gram matrices"
     assert largest_contribution(make, arrays, true_outer(*arrays)) <= BOUND
-
-
-def grouped(a, g):
-    """Two groups, the second turned around."""
-    a, g = ops.stack([a, ops.flip(a, axis=1)], axis=1), ops.stack([g, g], axis=1)
-    return GroupedOuterProduct(a, g, (2, 4608, 4))
-
-
-def uses(a, g):
-    """Two calls of one layer."""
-    return combined([products(4608, 4)(a[:, i : i + 1], g[:, i : i + 1]) for i in (0, 1)])
-
-
-def copies(a, g):
-    """Two copies of one example."""
-    a, g = ops.reshape(a, (-1, 1, 4608)), ops.reshape(g, (-1, 1, 4))
-    return products(4608, 4)(a, g).merged(2)
-
-
-@pytest.mark.parametrize("make", [grouped, uses, copies])
-def test_groups_uses_and_copies_that_nearly_cancel(make):
-    rows, weights = nearly_cancelling(2, 4608)
-    others = directions(weights, 4)
-    true = true_outer(rows, others)
-    true = np.stack([true, true_outer(rows[:, ::-1], others)], 1) if make is grouped else true
-    assert largest_contribution(make, (rows, others), true) <= BOUND
 
 
 @pytest.mark.parametrize(("positions", "size"), [(2, 16384), (8, 1024)])

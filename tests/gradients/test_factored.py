@@ -32,8 +32,8 @@ def forms(second=1.0):
         "few positions": gradients.OuterProduct(rows(2, 8), rows(2, 9, seed=1), (8, 9)),
         "many positions": gradients.OuterProduct(rows(7, 2), rows(7, 3, seed=1), (2, 3)),
         "lookups": gradients.Lookup(ids, rows(4, 2), (5, 2)),
-        "groups": gradients.GroupedOuterProduct(rows(4, 7, 2), rows(4, 7, 3, seed=1), (4, 2, 3)),
-        "groups of few positions": gradients.GroupedOuterProduct(
+        "groups": gradients.OuterProduct(rows(4, 7, 2), rows(4, 7, 3, seed=1), (4, 2, 3)),
+        "groups of few positions": gradients.OuterProduct(
             rows(2, 2, 8), rows(2, 2, 9, seed=1), (4, 3, 6, 2), (2, 4, 2, 3, 3), (1, 3, 4, 2, 0)
         ),
     }
@@ -72,7 +72,7 @@ def test_norms_and_sums_are_those_of_the_gradients_themselves(name):
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        *((name, name) for name in ("one position", "few positions", "many positions", "lookups")),
+        *((name, name) for name in forms() if name not in ("written out", "single numbers")),
         ("one position", "many positions of its shape"),
         ("many positions", "written out in its shape"),
     ],

@@ -36,8 +36,9 @@ def test_sums_in_half_precision_have_the_norms_that_clipped_them(policy, is_loop
         np.testing.assert_allclose(total, min(1.0, found.norms[row]), rtol=1e-4)
 
 
-def precisions_of_products():
-    """How exactly the products of matrices in norms and sums are computed, as the backend says."""
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="it has one switch for all")
+def test_norms_and_sums_are_never_taken_in_tf32(monkeypatch):
+    """A GPU would shorten the numbers, and norms that cancel with them."""
     factors = [np.ones((2, 64, size), "float32") for size in (500, 400)]
     variables = [keras.Variable(np.zeros((500, 400), "float32"))]
     groups = ParameterGroups.single([(500, 400)])
@@ -52,42 +53,28 @@ def precisions_of_products():
     if keras.backend.backend() == "jax":
         import jax
 
-        jaxpr = jax.make_jaxpr(run)(*factors)
-        return re.findall(r"precision=(.+)", str(jaxpr))
-    seen, matmul = [], keras.ops.matmul
-
-    def recorded(*args):
-        import torch
-
-        parts = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-        seen.append(tuple(part.fp32_precision for part in parts))
-        return matmul(*args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keras.ops, "matmul", recorded)
-        run(*(keras.ops.convert_to_tensor(factor) for factor in factors))
-    return seen
-
-
-@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="it has one switch for all")
-def test_norms_and_sums_are_never_taken_in_tf32():
-    """A GPU would shorten the numbers, and norms that cancel with them."""
-    if keras.backend.backend() == "jax":
-        import jax
-
         with jax.default_matmul_precision("bfloat16"):
-            found = precisions_of_products()
-        assert len(found) == 3
-        assert all("HIGHEST" in precision for precision in found)
+            seen = re.findall(r"precision=(.+)", str(jax.make_jaxpr(run)(*factors)))
+        assert len(seen) == 3
+        assert all("HIGHEST" in precision for precision in seen)
         return
     import torch
 
+    parts = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    seen, matmul = [], keras.ops.matmul
+
+    def recorded(*args):
+        seen.append([part.fp32_precision for part in parts])
+        return matmul(*args)
+
+    monkeypatch.setattr(keras.ops, "matmul", recorded)
     torch.set_float32_matmul_precision("medium")
     try:
-        assert precisions_of_products() == [("ieee", "ieee")] * 3
+        run(*map(keras.ops.convert_to_tensor, factors))
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
+    assert seen == [["ieee", "ieee"]] * 3
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's switch")

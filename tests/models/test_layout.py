@@ -107,13 +107,15 @@ def trained_by(model, sampling="shuffle"):
     return model.get_weights()
 
 
-@pytest.mark.parametrize(("num_fitting", "chunk_size"), [(1000, None), (2, 2)])
+@pytest.mark.parametrize(("num_fitting", "chunk_size"), [(1000, None), (2, 2), (None, None)])
 def test_as_many_examples_are_processed_at_a_time_as_fit(num_fitting, chunk_size):
+    """By default, as many as fit the free memory."""
     known = private(dense)
     weights = trained_by(known)
     plan = known._private_state.plan
     per_example = 4 * (plan.numbers_per_example + 3 * plan.outputs_per_example)
-    model = private(dense, microbatch_size="auto", memory_limit=num_fitting * per_example)
+    limit = num_fitting and num_fitting * per_example
+    model = private(dense, microbatch_size="auto", memory_limit=limit)
     for found, expected in zip(trained_by(model), weights, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert model._private_state.chunk_size == chunk_size
@@ -124,9 +126,3 @@ def test_too_small_a_limit_is_refused_before_training():
     with pytest.raises(ValueError, match="Not even one example"):
         trained_by(model)
     assert model.privacy_ledger.steps == 0
-
-
-def test_the_free_memory_is_the_limit_by_default():
-    model = private(dense, microbatch_size="auto")
-    trained_by(model)
-    assert model._private_state.chunk_size is None

@@ -247,43 +247,38 @@ class Adapting(keras.losses.Loss):
         return ops.mean(ops.square(y_pred), axis=-1) * self.scale
 
 
-class LossOfStashed(ka.PrivateModel):
-    """Its loss reads what `call` left behind: features of the whole batch."""
+class Stashing(ka.PrivateModel):
+    """Leaves features of the whole batch where a loss may read them."""
 
-    def __init__(self, place, through):
+    def __init__(self):
         super().__init__()
         self.hidden, self.logits = helpers.dense_layers()
-        self.place, self.through = place, through
 
     def call(self, x):
-        features = self.hidden(x)
-        if self.place == "attribute":
-            self.features = features
-        else:
-            HELD[0] = features
-        return self.logits(features)
-
-    def further(self):
-        features = self.features if self.place == "attribute" else HELD[0]
-        if self.through == "derivative":
-            return 1.0 + 1e-3 * ops.mean(ops.square(features))
-        return 1.0 + 1e-3 * ops.cast(ops.argmax(features[:, 0]), "float32")
+        HELD[0] = self.hidden(x)
+        return self.logits(HELD[0])
 
 
-class WithOwnComputeLoss(LossOfStashed):
+class WithOwnComputeLoss(Stashing):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return super().compute_loss(x, y, y_pred, sample_weight, training) * self.further()
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss * (1.0 + 1e-3 * ops.cast(ops.argmax(HELD[0][:, 0]), "float32"))
 
 
-def loss_of_stashed(own, place, through):
-    """A compiled model whose own loss, of some form, reads what other rows left."""
-    model = (WithOwnComputeLoss if own == "compute_loss" else LossOfStashed)(place, through)
-    crossentropy = helpers.sparse_crossentropy()
+def of_stashed():
+    return 1.0 + 1e-3 * ops.mean(ops.square(HELD[0]))
 
-    class Distance(keras.losses.SparseCategoricalCrossentropy):
-        def call(self, y, y_pred):
-            return super().call(y, y_pred) * model.further()
 
-    losses = {"function": lambda y, y_pred: crossentropy(y, y_pred) * model.further()}
-    losses |= {"subclass": Distance(from_logits=True), "compute_loss": crossentropy}
-    return helpers.compiled(model, loss=losses[own])
+class Distance(keras.losses.SparseCategoricalCrossentropy):
+    def call(self, y, y_pred):
+        return super().call(y, y_pred) * of_stashed()
+
+
+# Models whose own loss, of some form, reads what other rows left.
+LOSSES_OF_STASHED = {
+    "compute_loss": lambda: helpers.compiled(WithOwnComputeLoss()),
+    "function": lambda: helpers.compiled(
+        Stashing(), loss=lambda y, y_pred: helpers.sparse_crossentropy()(y, y_pred) * of_stashed()
+    ),
+    "subclass": lambda: helpers.compiled(Stashing(), loss=Distance(from_logits=True)),
+}

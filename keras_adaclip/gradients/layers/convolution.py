@@ -18,11 +18,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.gradients.forms import Materialized, PerExampleGradient
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
-from keras_adaclip.gradients.outer_products import (
-    GroupedOuterProduct,
-    OuterProduct,
-    gram_is_cheaper,
-)
+from keras_adaclip.gradients.outer_products import OuterProduct, gram_is_cheaper
 
 Tensor = Any
 Size = Any
@@ -92,7 +88,7 @@ class ConvolutionRule(ConvolutionalRule):
         patches = ops.reshape(patches, (-1, groups, positions, num_elements * channels))
         cotangents = ops.reshape(cotangents, (-1, positions, groups, shape[-1] // groups))
         cotangents = ops.transpose(cotangents, (0, 2, 1, 3))
-        return GroupedOuterProduct(patches, cotangents, shape, order=(1, 0, 2))
+        return OuterProduct(patches, cotangents, shape, order=(1, 0, 2))
 
 
 class _FiltersFirst(Materialized):
@@ -164,6 +160,12 @@ def _channels_last(layer: Any, value: Tensor) -> Tensor:
     return value if layer.data_format == "channels_last" else ops.moveaxis(value, 1, -1)
 
 
+def _axes(layer: Any, sizes: Sequence[Size], num_windows: Sequence[Size]) -> Any:
+    """Return size, windows, kernel elements, stride and dilation of each spatial axis."""
+    options = layer.kernel_size, layer.strides, layer.dilation_rate
+    return zip(sizes, num_windows, *options, strict=True)
+
+
 def _padding(
     layer: Any, sizes: Sequence[Size], num_windows: Sequence[Size]
 ) -> list[tuple[Size, Size]]:
@@ -175,9 +177,7 @@ def _padding(
         num_windows: The number of windows along each spatial axis.
     """
     pairs = []
-    for size, windows, elements, stride, rate in zip(
-        sizes, num_windows, layer.kernel_size, layer.strides, layer.dilation_rate, strict=True
-    ):
+    for size, windows, elements, stride, rate in _axes(layer, sizes, num_windows):
         covered = (elements - 1) * rate + 1
         before, after = covered - 1 if layer.padding == "causal" else 0, 0
         if layer.padding == "same":
@@ -205,15 +205,8 @@ def _patches(layer: Any, inputs: Tensor, num_windows: Sequence[Size]) -> Tensor:
     numpy: Any = np if are_numbers else ops
     padding = _padding(layer, sizes, num_windows)
     places = numpy.zeros((1, 1), "int32")
-    for pair, size, windows, elements, stride, rate in zip(
-        padding,
-        sizes,
-        num_windows,
-        layer.kernel_size,
-        layer.strides,
-        layer.dilation_rate,
-        strict=True,
-    ):
+    axes = _axes(layer, sizes, num_windows)
+    for pair, (size, windows, elements, stride, rate) in zip(padding, axes, strict=True):
         first = stride * numpy.arange(windows, dtype="int32")
         along = first[:, None] + rate * numpy.arange(elements, dtype="int32")
         places = places[:, None, :, None] * (pair[0] + size + pair[1]) + along[None, :, None, :]

@@ -22,7 +22,7 @@ from keras import ops
 
 from keras_adaclip.gradients.forms import Lookup, Materialized, PerExampleGradient
 from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
-from keras_adaclip.gradients.outer_products import GroupedOuterProduct, OuterProduct
+from keras_adaclip.gradients.outer_products import OuterProduct
 
 Tensor = Any
 _DENSE = "...a,ab->...b"
@@ -150,7 +150,7 @@ class _Equation:
         canonical = groups + bound + free
         sizes = [shape[self.kernel.index(letter)] for letter in canonical]
         order = [canonical.index(letter) for letter in self.kernel]
-        return GroupedOuterProduct(blocks[0], blocks[1], shape, sizes, order)
+        return OuterProduct(blocks[0], blocks[1], shape, sizes, order)
 
 
 @functools.cache
