@@ -350,4 +350,4 @@ def test_the_summary_of_a_noise_schedule_is_short():
     x = np.ones((4, 3), "float32")
     model.fit(x, x, batch_size=4, epochs=5, verbose=0)
     assert line_of(model).startswith(" Privacy: 5 steps (poisson: 1 step,")
-    assert "; and 2 more); compiled with DPOptimizer(" in line_of(model)
+    assert "; ...); compiled with DPOptimizer(" in line_of(model)

@@ -38,8 +38,8 @@ def trained(grid, num_rounds=4, model=None, **options):
 def in_one_process(num_rounds=4, users=range(app.NUM_USERS)):
     """Return a model that `fit` has trained, on users in the order of their digests."""
     x, y, ids = app.examples()
-    digest = lambda user: messages.digests_of(messages.query_reply([user]))  # noqa: E731
-    clients = ka.federated.ClientData.from_arrays(x, y, ids).subset(sorted(users, key=digest))
+    users = sorted(users, key=messages.digest_of)
+    clients = ka.federated.ClientData.from_arrays(x, y, ids).subset(users)
     model = app.build_model()
     model.fit(clients, cohort_size=app.COHORT, epochs=num_rounds, steps_per_epoch=1, verbose=0)
     return model
@@ -88,14 +88,14 @@ def test_a_node_that_fails_later_adds_nothing(harm):
         grid = grid_of()
         model = app.build_model()
         strategy = server_strategy(model, app.COHORT)
-        ask = grid.push_messages
+        ask = grid.send_and_receive
 
-        def after_the_questions(messages, each=each, grid=grid, ask=ask):
+        def after_the_questions(messages, each=each, grid=grid, ask=ask, **options):
             found = ask(messages)
             each(grid)
             return found
 
-        grid.push_messages = after_the_questions
+        grid.send_and_receive = after_the_questions
         strategy.start(grid, num_rounds=3, timeout=1.0)
         assert model.privacy_ledger.steps == 3
         assert (12, "train") in grid.asked
