@@ -20,7 +20,7 @@ from keras import ops
 from keras_adaclip import training
 from keras_adaclip._checks import check_integer
 from keras_adaclip.accounting import LEDGER_KEY
-from keras_adaclip.callbacks import PrivacyCallback
+from keras_adaclip.callbacks import ClippingMonitor, PrivacyCallback
 from keras_adaclip.federated.cohorts import round_key, rounds_over
 from keras_adaclip.federated.fit import FederatedTraining
 from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized, Totals
@@ -109,8 +109,9 @@ class ServerRounds:
             raise ValueError(
                 "`BackupAndRestore` cannot restore rounds over nodes. Give `checkpoint` instead."
             )
-        if not any(isinstance(each, PrivacyCallback) for each in self._callbacks):
-            self._callbacks.append(PrivacyCallback())
+        for kind in (PrivacyCallback, ClippingMonitor):
+            if not any(isinstance(each, kind) for each in self._callbacks):
+                self._callbacks.append(kind())
         self._checkpoint = _checked_checkpoint(checkpoint)
         self._running: keras.callbacks.CallbackList | None = None
         self._drawn: Drawn | None = None
@@ -183,7 +184,7 @@ class ServerRounds:
                 other shapes or longer than the clipping norm allows are left out.
 
         Returns:
-            `epsilon`, `clip_norm` (if there is one), and what other callbacks add.
+            `epsilon`, and what other callbacks add; `ClippingMonitor` adds `clip_norm`.
 
         Raises:
             RuntimeError: If no round was begun.
@@ -192,8 +193,7 @@ class ServerRounds:
         if callbacks is None or self._drawn is None:
             raise RuntimeError("Each round is begun by `begin_round`, and ended once.")
         self._drawn = None
-        optimizer, variables = model.optimizer, model.trainable_variables
-        clipping = optimizer.current_clipping
+        variables, clipping = model.trainable_variables, model.optimizer.current_clipping
         total = Totals.zeros([(clipping.num_statistics,), *(each.shape for each in variables)])
         for each in returned:
             try:
@@ -203,15 +203,11 @@ class ServerRounds:
                 continue
             total = total.plus([*map(ops.convert_to_tensor, (each.statistics, *each.sums))])
         scale = model.federated_settings.weighting.scale
-        optimizer.apply(dataclasses.replace(ClippedSum.of(total), scale=scale), variables)
-        logs: dict[str, Any] = {}
-        clip_norm = optimizer.logged_clip_norm
-        if np.size(clip_norm) == 1:
-            logs["clip_norm"] = float(np.reshape(clip_norm, ()))
+        model.optimizer.apply(dataclasses.replace(ClippedSum.of(total), scale=scale), variables)
         # First: a callback may show the weights to others.
         self._save()
-        callbacks.on_train_batch_end(0, logs)
-        callbacks.on_epoch_end(self._epoch, logs)
+        callbacks.on_train_batch_end(0, {})
+        callbacks.on_epoch_end(self._epoch, {})
         self._epoch += 1
         return {name: values[-1] for name, values in model.history.history.items()}
 

@@ -553,10 +553,10 @@ federated/test_nodes.py::test_two_servers_on_one_checkpoint_lose_no_round
 # weights leave the server before their round is saved | federated/server_rounds.py
 federated/test_nodes.py::test_a_round_is_in_the_checkpoint_before_a_callback_sees_its_weights
 - self._save()
--         callbacks.on_train_batch_end(0, logs)
--         callbacks.on_epoch_end(self._epoch, logs)
-+ callbacks.on_train_batch_end(0, logs)
-+         callbacks.on_epoch_end(self._epoch, logs)
+-         callbacks.on_train_batch_end(0, {})
+-         callbacks.on_epoch_end(self._epoch, {})
++ callbacks.on_train_batch_end(0, {})
++         callbacks.on_epoch_end(self._epoch, {})
 +         self._save()
 # a client that cannot be read takes the others of its node with it | federated/node_training.py
 federated/test_nodes.py::test_a_client_that_cannot_be_used_adds_nothing_and_stops_nobody
