@@ -217,7 +217,8 @@ def _make_datasets(file: h5py.File, parts: Parts) -> list[h5py.Dataset]:
         raise TypeError("The keys of dicts must be strings for examples to be written.")
     datasets = []
     for number, array in enumerate(arrays):
-        shape, rows = array.shape[1:], max(1, _BYTES_OF_A_CHUNK // max(1, array[0].nbytes))
+        shape, bytes_of_row = array.shape[1:], max(1, array.nbytes // len(array))
+        rows = max(1, _BYTES_OF_A_CHUNK // bytes_of_row)
         options = {"maxshape": (None, *shape), "chunks": (rows, *shape)}
         datasets.append(file.create_dataset(str(number), (0, *shape), array.dtype, **options))
     return datasets
