@@ -130,7 +130,7 @@ class OwnLoss(FederatedSequential):
 
 
 SEEDS = keras.random.SeedGenerator(1)
-EQUAL = layers.Dense(3, kernel_initializer="zeros")
+EQUAL = layers.Dense(3, kernel_initializer="zeros", name="equal")
 COUNTS = "counts the rows that pad"
 
 
