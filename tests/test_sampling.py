@@ -11,12 +11,7 @@ import keras_adaclip as ka
 from keras_adaclip.accounting import Sampling, ledger_epsilon, smallest_max_batch_size
 from keras_adaclip.models.layout import batch_layout
 from keras_adaclip.models.private_training import PrivateTraining
-from keras_adaclip.sampling import (
-    FixedShapeBatches,
-    PoissonDataset,
-    ProcessShare,
-    split_among_devices,
-)
+from keras_adaclip.sampling import FixedShapeBatches, PoissonDataset, ProcessShare
 from keras_adaclip.training.training_data import DrawsOfFit
 from tests.soundness.setups import dp_sgd, line_model, recorded_fit
 
@@ -58,9 +53,9 @@ def drawn_alone(num_examples, **arguments):
     return lambda number: data.draw()
 
 
-def drawn_by_fit(num_examples, workers=0, **arguments):
+def drawn_by_workers(num_examples, **arguments):
     source = list(numbered(num_examples))
-    data = PoissonDataset.from_source(source, workers=workers, seed=0, **arguments)
+    data = PoissonDataset.from_source(source, workers=2, seed=0, **arguments)
     batches = FixedShapeBatches(data, 1 << 20, sizes=(MOST,))
 
     def draw(number):
@@ -71,17 +66,17 @@ def drawn_by_fit(num_examples, workers=0, **arguments):
     return draw
 
 
-def drawn_by_workers(*arguments, **options):
-    return drawn_by_fit(*arguments, workers=2, **options)
-
-
 def drawn_by_processes(num_examples, **arguments):
+    """With a seed, all together draw what one process draws."""
     parts = shares(**arguments)
     assert (parts[0].num_examples, parts[0].sampling_probability) == (NUM, SIZE / NUM)
+    alone = None if "seed" in arguments else dataset(num_examples, seed=5, **arguments)
 
     def draw(number):
         drawn = [(part, part.draw()) for part in parts]
-        return np.concatenate([part.take(rows)["x"][: len(rows), 0] for part, rows in drawn])
+        rows = np.concatenate([part.take(rows)["x"][: len(rows), 0] for part, rows in drawn])
+        assert alone is None or set(rows) == set(alone.draw())
+        return rows
 
     return draw
 
@@ -92,7 +87,6 @@ def drawn_by_processes(num_examples, **arguments):
         (drawn_alone, NUM, SIZE, {}),
         (drawn_alone, 10, 9, {}),
         (drawn_alone, NUM, SIZE, {"max_batch_size": MOST}),
-        (drawn_by_fit, NUM, SIZE, {"max_batch_size": MOST}),
         (drawn_by_workers, NUM, SIZE, {"max_batch_size": MOST}),
         (drawn_by_processes, NUM, SIZE, {}),
         (drawn_by_processes, NUM, SIZE, {"seed": None}),
@@ -135,14 +129,6 @@ def test_drawn_rows_stand_in_random_order(max_batch_size):
     first, last = np.array([data.draw()[[0, -1]] for _ in range(2000)]).T
     assert abs(first.mean() - 49.5) < 6.0 * 28.9 / 2000**0.5
     assert abs(last.mean() - 49.5) < 6.0 * 28.9 / 2000**0.5
-
-
-def test_a_cut_draw_is_a_part_of_the_draw_with_the_same_seed():
-    whole, cut = dataset(), dataset(max_batch_size=MOST)
-    found = [(set(whole.draw()), set(cut.draw())) for _ in range(300)]
-    assert all(part <= draw for draw, part in found)
-    assert all(len(part) == min(len(draw), MOST) for draw, part in found)
-    assert any(len(draw) > MOST for draw, _ in found)
 
 
 def draws(seed, steps_before=0, num_draws=20):
@@ -278,17 +264,9 @@ def test_all_processes_agree_on_a_size_and_lose_nothing():
     assert (batch["mask"].sum(), len(batch["mask"])) == (50, 56)
 
 
-def test_rows_are_split_among_devices_and_none_is_lost():
-    batch = {"x": np.arange(12).reshape(6, 2), "mask": np.arange(6) < 4}
-    found = split_among_devices(batch, 3)
-    np.testing.assert_array_equal(found["mask"], [True, True, True, False, True, False])
-    assert sorted(found["x"][:, 0].tolist()) == [0, 2, 4, 6, 8, 10]
-    assert split_among_devices(batch, 1) is batch
-
-
 # Errors
 
-ALL, ONE = np.ones(NUM, bool), ProcessShare((NUM,), 0, (1,), {})
+ALL, TWO = np.ones(NUM, bool), ProcessShare((NUM, 1), 0, (1,), {})
 
 
 @pytest.mark.parametrize(
@@ -310,7 +288,7 @@ ALL, ONE = np.ones(NUM, bool), ProcessShare((NUM,), 0, (1,), {})
         ({"max_batch_size": "all"}, ValueError, "`max_batch_size` must be one of 'auto'"),
         ({"max_batch_size": 8, "num_present": 15}, ValueError, "cannot be combined with `present`"),
         ({"max_batch_size": 8, "present": ALL}, ValueError, "cannot be combined with `present`"),
-        ({"share": ONE, "num_present": 9}, ValueError, "one process"),
+        ({"share": TWO, "num_present": 9}, ValueError, "one process"),
     ],
 )
 def test_arguments_out_of_range(arguments, error, message):
@@ -361,12 +339,13 @@ def test_fit_chooses_the_smallest_largest_batch_once():
     assert (row_of(model).steps, row_of(model).max_batch_size) == (60, data.max_batch_size)
     with pytest.raises(ValueError, match="cannot change"):
         data.choose_max_batch_size(999)
-    # Another delta, another largest batch; without an epoch none.
-    lax, unused = many(), many()
-    fit(lax, epochs=1, callbacks=[ka.callbacks.PrivacyCallback(delta=9e-4)])
-    assert lax.max_batch_size < data.max_batch_size
+    # Without an epoch none is chosen.
+    unused = many()
     assert fit(unused, epochs=0).privacy_ledger.steps == 0
     assert unused.max_batch_size == "auto"
+    # No draw is larger than the data.
+    row = row_of(fit(many(max_batch_size=1000), epochs=1))
+    assert (row.sampling, row.max_batch_size) == (Sampling.POISSON, 0)
 
 
 def test_the_share_of_a_process_chooses_for_the_data_set():
@@ -374,28 +353,6 @@ def test_the_share_of_a_process_chooses_for_the_data_set():
     share = data.shared(ProcessShare((NUM, 11), 0, (1, 2), FIRST))
     share.choose_max_batch_size(9)
     assert (data.max_batch_size, share.max_batch_size) == (9, 9)
-
-
-class ChoosesWhileItIsRead:
-    """A source that sets the largest batch of its data set when `fit` reads its first examples."""
-
-    data = None
-
-    def __len__(self):
-        return 200
-
-    def __getitem__(self, index):
-        if self.data is not None and self.data.max_batch_size == "auto":
-            self.data.choose_max_batch_size(20)
-        return np.ones(1, "float32"), 1.0
-
-
-def test_a_largest_batch_that_is_set_while_fit_begins_is_accounted():
-    source = ChoosesWhileItIsRead()
-    options = {"expected_batch_size": 20, "max_batch_size": "auto"}
-    source.data = PoissonDataset.from_source(source, **options)
-    row = row_of(fit(source.data))
-    assert (row.sampling, row.max_batch_size) == (Sampling.TRUNCATED_POISSON, 20)
 
 
 def test_a_run_that_would_draw_in_another_way_than_is_counted_is_refused(monkeypatch):
@@ -418,11 +375,6 @@ def test_an_older_dp_accounting_is_named_before_training(monkeypatch):
     with pytest.raises(ImportError, match="pip install --upgrade dp-accounting"):
         model.fit(many(max_batch_size=70), verbose=0)
     assert model.privacy_ledger.steps == 0
-
-
-def test_no_draw_is_larger_than_the_data():
-    row = row_of(fit(many(max_batch_size=1000)))
-    assert (row.sampling, row.max_batch_size) == (Sampling.POISSON, 0)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="others take any shape")

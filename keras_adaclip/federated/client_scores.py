@@ -36,8 +36,8 @@ class ClientScores:
     >>> scores["bob"]
     {'num_examples': 3, 'loss': 0.7}
     >>> print(scores)
-    2 clients  mean    min  5%    25%   50%  75%   95%   max
-    loss       0.6     0.5  0.51  0.55  0.6  0.65  0.69  0.7
+    2 clients    mean     min      5%     25%     50%     75%     95%     max
+    loss          0.6     0.5    0.51    0.55     0.6    0.65    0.69     0.7
     """
 
     client_ids: Sequence[Any]
@@ -85,12 +85,9 @@ class ClientScores:
         table = [[self._counted(), "mean", "min", *names, "max"]]
         for name, found in self.percentiles((0, *_PERCENTS, 100)).items():
             table.append([name, *(f"{v:.4g}" for v in (np.nanmean(self.values[name]), *found))])
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = (
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in table
-        )
-        return "\n".join(lines)
+        width = max(len(row[0]) for row in table)
+        lines = ([name.ljust(width), *(f"{v:>7}" for v in cells)] for name, *cells in table)
+        return "\n".join(map(" ".join, lines))
 
     def _counted(self) -> str:
         """Return the number of clients in words."""

@@ -135,11 +135,9 @@ def columns_of(frame: Any, client: str, label: Any, features: Any) -> tuple[Any,
         features = [name for name in known if name not in {client, *labels}]
         if not features:
             raise ValueError("The frame has no column beside those of clients and labels.")
-    for name in (client, *labels, *keras.tree.flatten(features)):
-        if name not in known:
-            raise ValueError(
-                f"The frame has no column {name!r}. It has: {', '.join(map(repr, known))}"
-            )
+    missing = {client, *labels, *keras.tree.flatten(features)}.difference(known)
+    if missing:
+        raise ValueError(f"The frame has no column {missing.pop()!r}. It has: {known}")
 
     def matrix(names: Any) -> Any:
         """Return a column, or a frame of several."""
@@ -154,35 +152,16 @@ def columns_of(frame: Any, client: str, label: Any, features: Any) -> tuple[Any,
 
 
 def hdf5_client_ids(path: Any) -> list[str]:
-    """Return the ids of the clients in an HDF5 file.
-
-    Raises:
-        ValueError: If the file has another layout.
-    """
+    """Return the ids of the clients in an HDF5 file."""
     with h5py.File(path, "r") as file:
-        if _GROUP not in file:
-            raise ValueError(
-                f"{path} has no group '{_GROUP}', which holds the clients in the layout of "
-                f"TensorFlow Federated. It has: {', '.join(map(repr, file)) or 'nothing'}"
-            )
         return list(file[_GROUP])
 
 
 def hdf5_client(path: Any, x: Any, y: Any, client_id: str) -> Examples:
     """Return the arrays `(x, y)` of a client in an HDF5 file; see `ClientData.from_hdf5`."""
     with h5py.File(path, "r") as file:
-        features = file[_GROUP][client_id]
-
-        def read(name: str) -> np.ndarray:
-            """Return one feature of the client."""
-            if name not in features:
-                raise ValueError(
-                    f"Client {client_id!r} in {path} has no feature {name!r}. "
-                    f"It has: {', '.join(map(repr, features))}"
-                )
-            return np.asarray(features[name])
-
-        return mapped(read, x), mapped(read, y)
+        examples: Examples = mapped(lambda name: file[_GROUP][client_id][name][()], (x, y))
+        return examples
 
 
 def num_rows(examples: Examples) -> int:
@@ -192,21 +171,19 @@ def num_rows(examples: Examples) -> int:
 
 def rows_of(examples: Examples, rows: Any) -> Examples:
     """Return the given rows of each array."""
-    x, y = (mapped(lambda array: array[rows], part) for part in examples)
-    return x, y
+    found: Examples = mapped(lambda array: array[rows], examples)
+    return found
 
 
 def joined(parts: Iterable[Examples]) -> Examples:
     """Return the examples of several clients in one."""
-    x, y = zip(*map(copied, parts), strict=True)
-    return _concatenated(x), _concatenated(y)
 
+    def concatenated(*arrays: Any) -> np.ndarray | None:
+        """Return arrays as one, None if they are None."""
+        return None if arrays[0] is None else np.concatenate(arrays)
 
-def _concatenated(parts: Sequence[Any]) -> Any:
-    """Return structures of arrays as one, None if they are None."""
-    if parts[0] is None:
-        return None
-    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+    found: Examples = keras.tree.map_structure(concatenated, *map(copied, parts))
+    return found
 
 
 def copied(examples: Examples) -> Examples:
@@ -220,5 +197,5 @@ def copied(examples: Examples) -> Examples:
         is_text = isinstance(value, np.ndarray) and value.dtype == object
         return np.array(value if is_text else as_array(value))
 
-    x, y = (mapped(copy, keras.tree.lists_to_tuples(part)) for part in examples)
-    return x, y
+    found: Examples = mapped(copy, keras.tree.lists_to_tuples(examples))
+    return found

@@ -141,8 +141,14 @@ class ClientData(abc.ABC):
         """
         path = os.path.abspath(path)
         read = functools.partial(sources.hdf5_client, path, x, y)
-        clients = _OfFunction(sources.hdf5_client_ids(path), read)
-        read(clients.client_ids[0])
+        try:
+            clients = _OfFunction(sources.hdf5_client_ids(path), read)
+            read(clients.client_ids[0])
+        except KeyError as error:
+            raise ValueError(
+                "The file must hold every feature as `examples/<client id>/<feature>`, the layout "
+                f"of TensorFlow Federated. Received: path={path!r}, x={x!r}, y={y!r}: {error}"
+            ) from error
         return clients
 
     @staticmethod

@@ -12,9 +12,7 @@ long each process trains.
 """
 
 import dataclasses
-import itertools
 import math
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,7 +28,7 @@ from keras_adaclip.federated.clients import ClientData, checked_clients
 from keras_adaclip.federated.round_batch import RoundClient, best_num_lanes, round_batch, rounded_up
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import Batch
-from keras_adaclip.sampling import as_arrays, draw_generator, poisson_draw, uniform_draw
+from keras_adaclip.sampling import DrawStream, as_arrays, poisson_draw, uniform_draw
 from keras_adaclip.training import TrainingData, processes, training_data
 
 # The expected number of clients in a round, and of rounds that make up the population at least.
@@ -111,7 +109,7 @@ class CohortBatches(keras.utils.PyDataset):
     Attributes:
         data: The facts of the rounds.
         first: Examples, for shapes and types.
-        process: The number of this process.
+        share: The clients of this process among those of all.
         most_lanes: The largest number of lanes on a device.
         num_shards: The number of devices of this process that share a round.
         has_seeds: Whether local steps have seeds, for models that draw random numbers.
@@ -131,29 +129,25 @@ class CohortBatches(keras.utils.PyDataset):
         self.clients, self.settings, self.seed = clients, settings, seed
         self.most_lanes, self.has_seeds = 1, False
         self._num_lanes: int | None = None
-        self._draw_numbers = itertools.count()
         self._epoch_order = np.arange(0)
         self._class_weight = class_weight
         self._casts = first is not None
         if first is None:
             first = self._parts(*clients.first_examples())
-        share = processes.share_of_this_process(len(clients), first)
-        self.process, self._shared_bits = share.number, share.shared_bits
-        self.first = first = share.first_rows
-        # The number of the first client of each process, and the number of all.
-        self._first_numbers = (0, *np.cumsum(share.rows_of_processes).tolist())
+        self.share = processes.share_of_this_process(len(clients), first)
+        self.first = first = self.share.first_rows
+        self._draws = DrawStream(seed, self.share)
         self._sizes = _sizes_of_all(clients) if self.num_processes > 1 else None
         # On TensorFlow each process is a device.
         self.num_shards = max(backend.num_batch_shards() // self.num_processes, 1)
         rows = Batch(first["x"], first.get("y"))
-        facts = rounds_over(self._first_numbers[-1], settings, rows, **rounds)
+        facts = rounds_over(int(self.share.ends[-1]), settings, rows, **rounds)
         self.data = dataclasses.replace(facts, poisson=self)
-        self.begin_run(0)
 
     @property
     def num_processes(self) -> int:
         """The number of processes that hold the clients."""
-        return len(self._first_numbers) - 1
+        return len(self.share.units_of_processes)
 
     def __len__(self) -> int:
         return int(self.data.steps_per_epoch or 1)
@@ -185,20 +179,11 @@ class CohortBatches(keras.utils.PyDataset):
         return round_batch(self, [], num_lanes=1)
 
     def begin_run(self, steps_before: int) -> None:
-        """Make the draws that follow differ from those of earlier runs with the same seed.
-
-        Args:
-            steps_before: The number of steps on the model's ledger before the run.
-        """
-        self._steps_before = steps_before
-        self._process_id = os.getpid()
+        """Make the draws that follow differ from those before; see `DrawStream.begin_run`."""
+        self._draws.begin_run(steps_before)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        # A forked process would repeat the draws of its parent.
-        seed: int | tuple[int, ...] | None = self.seed if self._process_id == os.getpid() else None
-        if seed is None and self.num_processes > 1:
-            seed = self._shared_bits  # The same draw in all processes.
-        generator = draw_generator(seed, self._steps_before, next(self._draw_numbers))
+        generator = self._draws.next()
         return self.take(self._draw(generator, index), generator)
 
     def _draw(self, generator: Generator, index: int) -> np.ndarray:
@@ -253,10 +238,10 @@ class CohortBatches(keras.utils.PyDataset):
         """
         settings = self.settings
         if self._sizes is not None:
-            process = int(np.searchsorted(self._first_numbers, number, side="right")) - 1
-            if process != self.process:
+            process = int(self.share.process_of(number))
+            if process != self.share.number:
                 return RoundClient(*self._rows_and_steps(int(self._sizes[number])), process)
-        position = number - self._first_numbers[self.process] if position is None else position
+        position = number - self.share.first_unit if position is None else position
         examples = self._examples_at(position)
         num_examples = len(keras.tree.flatten(examples)[0])
         if self._sizes is not None and num_examples != self._sizes[number]:
@@ -267,7 +252,7 @@ class CohortBatches(keras.utils.PyDataset):
             )
         num_rows, num_steps = self._rows_and_steps(num_examples)
         if num_rows == 0:
-            return RoundClient(0, 0, self.process)
+            return RoundClient(0, 0, self.share.number)
         generator = np.random.Generator(np.random.Philox(key=[np.uint64(key), np.uint64(number)]))
         if num_rows < num_examples:
             rows = generator.choice(num_examples, num_rows, replace=False)
@@ -281,7 +266,7 @@ class CohortBatches(keras.utils.PyDataset):
             seeds = generator.integers(-(2**31), 2**31, (num_steps, 2), np.int32)
         weight = settings.weighting.weight(num_rows)
         order = order.reshape(-1, size)
-        return RoundClient(num_rows, num_steps, self.process, examples, order, seeds, weight)
+        return RoundClient(num_rows, num_steps, self.share.number, examples, order, seeds, weight)
 
     def _rows_and_steps(self, num_examples: int) -> tuple[int, int]:
         """Return how many examples of a client take part, and in how many local steps."""

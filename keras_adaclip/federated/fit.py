@@ -4,7 +4,6 @@
 the sequential model.
 """
 
-import math
 from typing import Any
 
 import keras
@@ -118,12 +117,6 @@ class FederatedTraining(training.TrainingBase):
             return config
         config.pop("auto_scale_loss", None)
         return {**config, **self.federated_settings.get_config()}
-
-    @property
-    def client_optimizer(self) -> keras.optimizers.Optimizer | None:
-        """The clients' optimizer; None before `compile`."""
-        settings = self.federated_settings
-        return None if settings is None else settings.client_optimizer
 
     @training.on_all_devices
     def fit(
@@ -301,13 +294,13 @@ class FederatedTraining(training.TrainingBase):
         variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]
         with backend.keep_variables(variables), keras_private.built_already(self):
             logs = super().train_on_batch(batch, return_dict=True)
-        shapes = [tuple(variable.shape) for variable in self.trainable_variables]
+        shapes = [(-1,), *(tuple(variable.shape) for variable in self.trainable_variables)]
         # Keras makes a float of an array with one number.
-        flat = np.reshape(keras.ops.convert_to_numpy(logs["sums"]), -1).astype(np.float32)
-        num_statistics = len(flat) - sum(map(math.prod, shapes))
-        ends = np.cumsum([num_statistics, *map(math.prod, shapes)])[:-1]
-        statistics, *sums = np.split(flat, ends)
-        return [np.reshape(*each) for each in zip(sums, shapes, strict=True)], statistics
+        statistics, *sums = (
+            np.reshape(keras.ops.convert_to_numpy(logs[str(n)]), shape).astype(np.float32)
+            for n, shape in enumerate(shapes)
+        )
+        return sums, statistics
 
     def _remark_on_noise(self) -> str:
         """Return a remark on simulated cohorts for the report."""

@@ -88,26 +88,23 @@ def lanes_of(model: keras.Model, cohorts: CohortBatches, branches: bool) -> tupl
             "Received: microbatch_size='auto'"
         )
     cohort_size = cohorts.data.expected_batch_size
-    is_single = branches or not _is_fast_side_by_side(model) or chunk_size == 1
-    # Each device trains one client, all devices side by side.
-    is_vectorized = not is_single or backend.num_batch_shards() > 1
-    cohorts.most_lanes = 1
-    if is_single and not backend.loops_in_python():
-        chunk_size = 1
-    elif is_single:
-        # A Python loop clips several at once, since each operation is slow to call.
-        most = min(_WEIGHTS_IN_A_CACHE // model.count_params(), _LARGEST_CHUNK, cohort_size)
-        chunk_size = max(min(most, chunk_size or most), 1)
-    else:
-        if chunk_size is None:
-            size = math.ceil(cohort_size / (cohorts.num_shards * cohorts.num_processes))
-            most = min(max(_MOST_WEIGHTS // model.count_params(), 1), _LARGEST_CHUNK)
-            # About four clients a lane.
-            num_turns = math.ceil(size / min(max(size // 4, _SMALLEST_CHUNK), most))
-            chunk_size = math.ceil(size / num_turns)
-        cohorts.most_lanes = chunk_size
     cohorts.has_seeds = bool(keras_private.seed_generator_states(model))
-    return int(chunk_size), is_vectorized
+    cohorts.most_lanes = 1
+    if branches or chunk_size == 1 or not _is_fast_side_by_side(model):
+        most = 1
+        if backend.loops_in_python():
+            # A Python loop clips several at once, since each operation is slow to call.
+            most = min(_WEIGHTS_IN_A_CACHE // model.count_params(), _LARGEST_CHUNK, cohort_size)
+        # Each device trains one client, all devices side by side.
+        return max(min(most, chunk_size or most), 1), backend.num_batch_shards() > 1
+    if chunk_size is None:
+        size = math.ceil(cohort_size / (cohorts.num_shards * cohorts.num_processes))
+        most = min(max(_MOST_WEIGHTS // model.count_params(), 1), _LARGEST_CHUNK)
+        # About four clients a lane.
+        num_turns = math.ceil(size / min(max(size // 4, _SMALLEST_CHUNK), most))
+        chunk_size = math.ceil(size / num_turns)
+    cohorts.most_lanes = int(chunk_size)
+    return cohorts.most_lanes, True
 
 
 def _is_fast_side_by_side(model: keras.Model) -> bool:
@@ -140,26 +137,21 @@ def _told_of_loss(model: keras.Model, row_counts: list[int], rows: Batch) -> tup
         """Return the loss without padding, twice, and with padding."""
         # Once for all: another call may draw other random numbers.
         y_pred = call_model(model, rows.x, training=False)
-        found = []
         # Where all predictions are alike, padding would not show.
-        for each in (y_pred, keras.tree.map_structure(_made_different, y_pred)):
-            loss = functools.partial(_loss_with_padding, model, rows, each)
-            found.append([*map(loss, (0, 0, *missing))])
-        return found
+        predictions = y_pred, keras.tree.map_structure(_made_different, y_pred)
+        loss = functools.partial(_loss_with_padding, model, rows)
+        return [loss(each, count) for each in predictions for count in (0, 0, *missing)]
 
     variables = [*model.variables, *model.metrics_variables]
     (found,) = backend.evaluate_each(losses, variables, [()])
     told = None
-    for values in found:
-        alone, again, *padded = (float(value) for value in values)
-        if not math.isfinite(alone):
-            continue
-        told = _FINE
-        is_close = functools.partial(math.isclose, alone, rel_tol=1e-3, abs_tol=1e-5)
-        if not is_close(again):
-            return _UNKNOWN_LOSS
-        if not all(map(is_close, padded)):
-            return _COUNTING_LOSS
+    for alone, again, *padded in np.reshape([*map(float, found)], (2, -1)):
+        if math.isfinite(alone):
+            told = _FINE
+            if not np.isclose(again, alone, rtol=1e-3, atol=1e-5):
+                return _UNKNOWN_LOSS
+            if not np.allclose(padded, alone, rtol=1e-3, atol=1e-5):
+                return _COUNTING_LOSS
     return told
 
 

@@ -42,8 +42,7 @@ def contribution_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
     batch = data[0] if isinstance(data, (list, tuple)) else data
     train = functools.partial(model.local_training.train, batch, lambda *_: None)
     total = _clipped_sum(model, train)
-    parts = [ops.reshape(each, (-1,)) for each in (total.statistics, *total.gradients)]
-    return {"sums": ops.concatenate(parts)}
+    return {str(n): each for n, each in enumerate((total.statistics, *total.gradients))}
 
 
 def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> ClippedSum:

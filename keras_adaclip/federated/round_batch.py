@@ -166,8 +166,8 @@ def round_batch(rounds: Any, clients: Sequence[RoundClient], num_lanes: int) -> 
     batch["weight"] = np.ones((num_shards, num_events, num_lanes), np.float32)
     batch["num_events"] = np.full(num_shards, len(events), np.int32)
     tables = keras.tree.flatten({name: batch[name] for name in first})
-    own = slice(rounds.process * num_shards, (rounds.process + 1) * num_shards)
-    for shard, of_shard in enumerate(of_shards[own]):
+    first_shard = rounds.share.number * num_shards
+    for shard, of_shard in enumerate(of_shards[first_shard : first_shard + num_shards]):
         next_row = next_step = 0
         for lane, numbers in enumerate(of_shard):
             for number in numbers:

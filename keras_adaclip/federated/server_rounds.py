@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-import uuid
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +20,11 @@ from keras import ops
 from keras_adaclip import training
 from keras_adaclip._checks import check_integer
 from keras_adaclip.accounting import LEDGER_KEY
-from keras_adaclip.callbacks import PrivacyCallback
+from keras_adaclip.callbacks import ClippingMonitor, PrivacyCallback
 from keras_adaclip.federated.cohorts import round_key, rounds_over
 from keras_adaclip.federated.fit import FederatedTraining
 from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized, Totals
-from keras_adaclip.sampling import draw_generator, poisson_draw
+from keras_adaclip.sampling import DrawStream, poisson_draw
 
 _log = logging.getLogger("keras_adaclip")
 # Rounding of a sum of float32 numbers.
@@ -109,13 +109,14 @@ class ServerRounds:
             raise ValueError(
                 "`BackupAndRestore` cannot restore rounds over nodes. Give `checkpoint` instead."
             )
-        if not any(isinstance(each, PrivacyCallback) for each in self._callbacks):
-            self._callbacks.append(PrivacyCallback())
+        for kind in (PrivacyCallback, ClippingMonitor):
+            if not any(isinstance(each, kind) for each in self._callbacks):
+                self._callbacks.append(kind())
         self._checkpoint = _checked_checkpoint(checkpoint)
         self._running: keras.callbacks.CallbackList | None = None
         self._drawn: Drawn | None = None
         self._written: tuple[int, ...] | None = None
-        self._epoch = self._num_draws = self._steps_before = 0
+        self._epoch = 0
 
     @contextlib.contextmanager
     def run(self, num_rounds: int) -> Iterator[int]:
@@ -136,8 +137,8 @@ class ServerRounds:
             return
         with model._run_of_fit(self._callbacks, self.data, False, left, 0) as ordered:
             model.stop_training = False
-            self._steps_before = model.privacy_ledger.steps
-            self._num_draws = 0
+            self._draws = DrawStream(model.optimizer.sampling_seed)
+            self._draws.begin_run(model.privacy_ledger.steps)
             self._running = keras.callbacks.CallbackList(
                 ordered,
                 add_history=True,
@@ -168,9 +169,7 @@ class ServerRounds:
             return None
         callbacks.on_epoch_begin(self._epoch)
         callbacks.on_train_batch_begin(0)
-        seed = model.optimizer.sampling_seed
-        generator = draw_generator(seed, self._steps_before, self._num_draws)
-        self._num_draws += 1
+        generator = self._draws.next()
         num_clients = self.data.num_examples
         probability = self.data.expected_batch_size / num_clients
         numbers = poisson_draw(generator, num_clients, probability)
@@ -185,7 +184,7 @@ class ServerRounds:
                 other shapes or longer than the clipping norm allows are left out.
 
         Returns:
-            `epsilon`, `clip_norm` (if there is one), and what other callbacks add.
+            `epsilon`, and what other callbacks add; `ClippingMonitor` adds `clip_norm`.
 
         Raises:
             RuntimeError: If no round was begun.
@@ -194,8 +193,7 @@ class ServerRounds:
         if callbacks is None or self._drawn is None:
             raise RuntimeError("Each round is begun by `begin_round`, and ended once.")
         self._drawn = None
-        optimizer, variables = model.optimizer, model.trainable_variables
-        clipping = optimizer.current_clipping
+        variables, clipping = model.trainable_variables, model.optimizer.current_clipping
         total = Totals.zeros([(clipping.num_statistics,), *(each.shape for each in variables)])
         for each in returned:
             try:
@@ -205,15 +203,11 @@ class ServerRounds:
                 continue
             total = total.plus([*map(ops.convert_to_tensor, (each.statistics, *each.sums))])
         scale = model.federated_settings.weighting.scale
-        optimizer.apply(dataclasses.replace(ClippedSum.of(total), scale=scale), variables)
-        logs: dict[str, Any] = {}
-        clip_norm = optimizer.logged_clip_norm
-        if np.size(clip_norm) == 1:
-            logs["clip_norm"] = float(np.reshape(clip_norm, ()))
+        model.optimizer.apply(dataclasses.replace(ClippedSum.of(total), scale=scale), variables)
         # First: a callback may show the weights to others.
         self._save()
-        callbacks.on_train_batch_end(0, logs)
-        callbacks.on_epoch_end(self._epoch, logs)
+        callbacks.on_train_batch_end(0, {})
+        callbacks.on_epoch_end(self._epoch, {})
         self._epoch += 1
         return {name: values[-1] for name, values in model.history.history.items()}
 
@@ -221,14 +215,11 @@ class ServerRounds:
         """Raise an error if the sum of a node cannot be one of clipped contributions."""
         model = self.model
         clipping, variables = model.optimizer.current_clipping, model.trainable_variables
-        shapes = [tuple(variable.shape) for variable in variables]
-        if [np.shape(each) for each in returned.sums] != shapes:
-            raise ValueError("its arrays do not have the shapes of the weights")
-        if np.shape(returned.statistics) != (clipping.num_statistics,):
-            raise ValueError("its statistics are those of another clipping strategy")
         arrays = [*returned.sums, returned.statistics]
-        if any(each.dtype != np.float32 for each in arrays):
-            raise ValueError("its arrays are not float32")
+        shapes = [*(tuple(variable.shape) for variable in variables), (clipping.num_statistics,)]
+        kinds = [(each.shape, str(each.dtype)) for each in arrays]
+        if kinds != [(shape, "float32") for shape in shapes]:
+            raise ValueError("its arrays are not those of this model and clipping strategy")
         if not all(np.isfinite(each).all() for each in arrays):
             raise ValueError("its sum is not finite")
         bound = clipping.strategy.statistic_bound
@@ -273,30 +264,26 @@ class ServerRounds:
         """Write the checkpoint, in the place of the one before at once."""
         if self._checkpoint is None:
             return
-        name = self._checkpoint.name.removesuffix(_ENDING)
-        written = self._checkpoint.with_name(f"{name}.{uuid.uuid4().hex[:8]}{_ENDING}")
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(written.unlink, missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._checkpoint.parent) as folder:
+            written = Path(folder, self._checkpoint.name)
             self.model.save_weights(written)
             with h5py.File(written, "r+") as file:
                 file.attrs[_ROUNDS] = self._epoch + 1
             with written.open("rb") as file:
                 os.fsync(file.fileno())
-            on_error.pop_all()
-        if _state_of(self._checkpoint) not in (self._written, None):
-            raise RuntimeError(
-                "Something else has written the checkpoint meanwhile, such as another run, whose "
-                "rounds would be lost from the ledger. End one of the two, and give each run a "
-                f"checkpoint of its own. Received: {self._checkpoint}. The state of this run is in "
-                f"{written}"
-            )
-        os.replace(written, self._checkpoint)
+            if _state_of(self._checkpoint) not in (self._written, None):
+                raise RuntimeError(
+                    "Something else has written the checkpoint meanwhile, such as another run, "
+                    "whose rounds would be lost from the ledger. End one of the two, and give each "
+                    f"run a checkpoint of its own. Received: {self._checkpoint}"
+                )
+            os.replace(written, self._checkpoint)
         with contextlib.suppress(OSError):  # Not every system lets a folder be opened.
-            folder = os.open(self._checkpoint.parent, os.O_RDONLY)
+            number = os.open(self._checkpoint.parent, os.O_RDONLY)
             try:
-                os.fsync(folder)
+                os.fsync(number)
             finally:
-                os.close(folder)
+                os.close(number)
         self._written = _state_of(self._checkpoint)
 
 
@@ -311,12 +298,11 @@ def _checked_checkpoint(path: Any) -> Path | None:
     """
     if path is None:
         return None
-    if not str(path).endswith(_ENDING):
+    if not str(path).endswith(_ENDING) or not Path(path).absolute().parent.is_dir():
         raise ValueError(
-            f"Argument `checkpoint` must end in {_ENDING!r}. Received: checkpoint={str(path)!r}"
+            f"Argument `checkpoint` must be a path that ends in {_ENDING!r}, in a folder that "
+            f"exists. Received: checkpoint={str(path)!r}"
         )
-    if not Path(path).absolute().parent.is_dir():
-        raise ValueError(f"The folder of `checkpoint` does not exist. Received: {str(path)!r}")
     return Path(path).resolve()
 
 

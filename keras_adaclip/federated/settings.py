@@ -11,7 +11,11 @@ from keras_adaclip._configurable import Configurable
 from keras_adaclip.optimizers import check_plain_optimizer
 
 # The state of these options is lost when a client's training ends.
-_FORBIDDEN_TO_CLIENTS = ("gradient_accumulation_steps", "use_ema")
+_FORBIDDEN_TO_CLIENTS = dict.fromkeys(
+    ("gradient_accumulation_steps", "use_ema"),
+    "starts again with every round; use a larger `client_batch_size`, or give the option to the "
+    "server's optimizer",
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -88,8 +92,11 @@ class FederatedSettings:
     def __post_init__(self) -> None:
         strength = _checks.check_nonnegative("proximal_strength", self.proximal_strength)
         check_count = functools.partial(_checks.check_integer, minimum=1)
+        optimizer = check_plain_optimizer(
+            "client_optimizer", self.client_optimizer, _FORBIDDEN_TO_CLIENTS
+        )
         self.__dict__.update(
-            client_optimizer=_checked_client_optimizer(self.client_optimizer),
+            client_optimizer=optimizer,
             local_epochs=check_count("local_epochs", self.local_epochs),
             client_weighting=_checked_weighting(self.client_weighting),
             proximal_strength=strength,
@@ -112,19 +119,6 @@ class FederatedSettings:
             "client_optimizer": serialize(self.client_optimizer),
             "client_weighting": serialize(self.client_weighting),
         }
-
-
-def _checked_client_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
-    """Return the clients' optimizer, which must suit short training without privacy of its own."""
-    optimizer = check_plain_optimizer("client_optimizer", optimizer, {})
-    for option in _FORBIDDEN_TO_CLIENTS:
-        if value := getattr(optimizer, option, None):
-            raise ValueError(
-                f"Argument `client_optimizer` must not have `{option}`, which starts again with "
-                "every round. Use a larger `client_batch_size`, or give the option to the "
-                f"server's optimizer. Received: {option}={value}"
-            )
-    return optimizer
 
 
 def _checked_weighting(weighting: Any) -> ByExamples | None:

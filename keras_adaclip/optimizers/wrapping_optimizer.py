@@ -238,7 +238,7 @@ def check_plain_optimizer(
         )
     for option, consequence in forbidden.items():
         value = getattr(optimizer, option, None)
-        if value is not None:
+        if value is not None and value is not False:
             raise ValueError(
                 f"Argument `{name}` must not have `{option}`: it {consequence}. "
                 f"Received: {option}={value}"

@@ -1,6 +1,7 @@
 """Conversion and checks of arrays whose first axis counts units."""
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,19 +24,17 @@ def common_length(parts: dict[str, Any]) -> int:
         ValueError: If there is no row, or two arrays differ.
     """
     lengths = {
-        name: {len(array) for array in keras.tree.flatten(part)} for name, part in parts.items()
+        name: sorted({len(array) for array in keras.tree.flatten(part)})
+        for name, part in parts.items()
     }
-    distinct = set().union(*lengths.values())
-    if len(distinct) != 1:
-        received = ", ".join(f"{name}: {sorted(found)}" for name, found in lengths.items())
+    distinct = set(itertools.chain(*lengths.values()))
+    if len(distinct) != 1 or 0 in distinct:
+        received = ", ".join(f"{name}: {found}" for name, found in lengths.items())
         raise ValueError(
-            "All arrays must have the same number of rows (examples). "
+            "All arrays must have the same number of rows (examples), at least one example. "
             f"Received numbers of rows: {received}"
         )
-    (length,) = distinct
-    if length == 0:
-        raise ValueError("The data must hold at least one example. Received: 0 rows")
-    return int(length)
+    return int(distinct.pop())
 
 
 def num_rows_not_finite(parts: Any) -> int:
@@ -148,24 +147,3 @@ def as_array(value: Any) -> np.ndarray:
             f"{array.dtype} and shape {array.shape}"
         )
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
-
-
-def padded_batch(parts: dict[str, Any], num_rows: int, size: int) -> dict[str, Any]:
-    """Return a batch of rows with padding and a mask.
-
-    Args:
-        parts: Structures of arrays by name, with or without padding.
-        num_rows: The number of rows that are no padding.
-        size: The number of rows to pad to.
-    """
-
-    def pad(array: np.ndarray) -> np.ndarray:
-        """Return the array with rows of padding behind it."""
-        missing = size - len(array)
-        if missing == 0:
-            return array
-        return np.concatenate([array, padding((missing, *array.shape[1:]), array.dtype)])
-
-    batch = {name: keras.tree.map_structure(pad, part) for name, part in parts.items()}
-    batch["mask"] = np.arange(size) < num_rows
-    return batch

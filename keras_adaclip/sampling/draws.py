@@ -6,8 +6,11 @@ draw is a step too. The accountant's amplification by sampling holds for this di
 for shuffling (Mironov et al. 2019, "Renyi differential privacy of the sampled Gaussian mechanism").
 """
 
+import functools
+import itertools
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,22 +18,80 @@ from numpy.random import Generator
 
 # Sets the draws apart from the noise, whose keys may come from the same seed.
 _SAMPLING_STREAM = 2
-# Sets the numbers that processes share apart from the choices of each process.
-_SHARED, _FIRST_PROCESS = 0, 1
 
 
-def draw_generator(seed: int | Sequence[int] | None, *key: int) -> Generator:
-    """Return the random generator of one draw.
+@dataclass(frozen=True)
+class ProcessShare:
+    """One process's share of the units of a data set that several processes hold.
+
+    All processes together make one draw without sending anything: each makes the whole draw, from
+    random bits that they share, and keeps its own units. Units are numbered process by process.
 
     Args:
-        seed: A seed, or None for the randomness of the operating system.
-        *key: The number of steps before the run, the number of the draw within the run, and
-            whatever else sets apart the draws from one seed. Ignored without a seed.
+        units_of_processes: The number of units that each process holds.
+        number: The number of this process, from 0.
+        shared_bits: 128 random bits as integers, the same in all processes and unknown to anyone
+            else; empty for one process.
+        first_rows: A batch of a few rows, the same in all processes.
     """
-    if seed is None:
-        return np.random.default_rng()
-    spawn_key = (_SAMPLING_STREAM, *key)
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
+
+    units_of_processes: tuple[int, ...]
+    number: int = 0
+    shared_bits: tuple[int, ...] = ()
+    first_rows: dict[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def ends(self) -> np.ndarray:
+        """The number of units up to the end of each process's share."""
+        return np.cumsum(self.units_of_processes)
+
+    @property
+    def first_unit(self) -> int:
+        """The number of this process's first unit among those of all."""
+        return int(self.ends[self.number]) - self.units_of_processes[self.number]
+
+    def process_of(self, units: Any) -> Any:
+        """Return the number of the process that holds each unit."""
+        return np.searchsorted(self.ends, units, side="right")
+
+    def part_of(self, units: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return this process's units of a draw, by their numbers here; and the largest part."""
+        processes = self.process_of(units)
+        own = units[processes == self.number] - self.first_unit
+        return own, int(np.bincount(processes, minlength=1).max())
+
+
+class DrawStream:
+    """The random generators of draws, no two of which are the same within a run or across runs.
+
+    Args:
+        seed: None draws from the operating system. An integer makes the draws repeatable.
+        share: The units of this process, if several make each draw together.
+    """
+
+    def __init__(self, seed: int | None, share: ProcessShare | None = None) -> None:
+        self._seed, self._shared_bits = seed, share.shared_bits if share else ()
+        self._numbers = itertools.count()
+        self.begin_run(0)
+
+    def begin_run(self, steps_before: int) -> None:
+        """Make the draws that follow differ from those of earlier runs with the same seed.
+
+        Args:
+            steps_before: The number of steps on the model's ledger before the run.
+        """
+        self._steps_before, self._process = steps_before, os.getpid()
+
+    def next(self) -> Generator:
+        """Return the random generator of one new draw."""
+        # A forked process would repeat the draws of its parent.
+        seed: int | Sequence[int] | None = self._seed if self._process == os.getpid() else None
+        if seed is None:
+            seed = self._shared_bits or None
+        if seed is None:
+            return np.random.default_rng()
+        key = (_SAMPLING_STREAM, self._steps_before, next(self._numbers))
+        return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
 def uniform_draw(generator: Generator, num_units: int, size: int) -> np.ndarray:
@@ -61,50 +122,3 @@ def truncated_draw(generator: Generator, units: np.ndarray, most: int | None) ->
     if most is None or len(units) <= most:
         return units
     return units[uniform_draw(generator, len(units), most)]
-
-
-@dataclass(frozen=True)
-class ProcessShare:
-    """One process's share of the rows of a data set that several processes hold.
-
-    All processes together make one Poisson draw without sending anything. They know how many rows
-    each of them draws, from random bits that they share: Binomial(rows of the process, q),
-    independently of the others. Which of its rows these are is each process's own choice.
-
-    Args:
-        rows_of_processes: The number of rows that each process holds.
-        number: The number of this process, from 0.
-        shared_bits: 128 random bits as integers, the same in all processes and unknown to anyone
-            else.
-        first_rows: A batch of a few rows, the same in all processes.
-    """
-
-    rows_of_processes: tuple[int, ...]
-    number: int
-    shared_bits: tuple[int, ...]
-    first_rows: dict[str, Any]
-
-    def draw(
-        self,
-        seed: int | None,
-        key: tuple[int, ...],
-        sampling_probability: float,
-        most: int | None = None,
-    ) -> tuple[np.ndarray, int]:
-        """Return this process's part of one draw, and the size of the largest part.
-
-        Args:
-            seed: The seed of all processes, or None.
-            key: Sets this draw apart from the others of the seed, as for `draw_generator`.
-            sampling_probability: The probability of each row, between 0 and 1.
-            most: The most rows to draw in all processes together, of a larger draw at random; None
-                for all.
-        """
-        shared = draw_generator(self.shared_bits if seed is None else seed, *key, _SHARED)
-        sizes = shared.binomial(self.rows_of_processes, sampling_probability)
-        if most is not None and sizes.sum() > most:
-            # How many of the rows that stay are in each process, if each set is equally likely.
-            sizes = shared.multivariate_hypergeometric(sizes, most)
-        own = draw_generator(seed, *key, _FIRST_PROCESS + self.number)
-        rows = uniform_draw(own, self.rows_of_processes[self.number], sizes[self.number])
-        return own.permutation(rows), int(sizes.max())

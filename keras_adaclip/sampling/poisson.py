@@ -1,8 +1,6 @@
 """Arrays and sources of examples as Poisson-sampled batches."""
 
-import itertools
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +8,7 @@ import keras
 import numpy as np
 
 from keras_adaclip._checks import check_batch_size, check_choice, check_integer, check_seed
-from keras_adaclip.sampling.arrays import padded_batch
-from keras_adaclip.sampling.draws import ProcessShare, draw_generator, poisson_draw, truncated_draw
+from keras_adaclip.sampling.draws import DrawStream, ProcessShare, poisson_draw, truncated_draw
 from keras_adaclip.sampling.rows import ArrayRows, SourceRows
 
 
@@ -82,8 +79,39 @@ class PoissonDataset(keras.utils.PyDataset):
         share: ProcessShare | None = None,
         max_batch_size: int | str | None = None,
     ) -> None:
-        rows = ArrayRows(x, y, sample_weight)
-        self._begin(rows, expected_batch_size, seed, max_batch_size, present, num_present, share)
+        super().__init__()
+        # What has been read from elsewhere comes from `from_source`.
+        rows = x if isinstance(x, (ArrayRows, SourceRows)) else ArrayRows(x, y, sample_weight)
+        self._rows, self.num_rows = rows, rows.num_rows
+        self._share = share or ProcessShare((self.num_rows,))
+        held = self._share.units_of_processes
+        self.num_shares, self.largest_share, self._num_examples = len(held), max(held), sum(held)
+        self._present = None if present is None else _checked_present(present, self.num_rows)
+        if num_present is not None:
+            self._num_examples = check_integer(
+                "num_present", num_present, minimum=1, maximum=self.num_rows
+            )
+        self._expected_batch_size = check_batch_size(
+            expected_batch_size, self._num_examples, "expected_batch_size"
+        )
+        self._max_batch_size = self._checked_largest(max_batch_size)
+        is_part = present is not None or self._num_examples != sum(held)
+        if is_part and self.num_shares > 1:
+            raise ValueError(
+                "Arguments `present` and `num_present` are for the data of one process. "
+                f"Received: {self.num_shares} processes"
+            )
+        if is_part and max_batch_size is not None:
+            raise ValueError(
+                "Argument `max_batch_size` cannot be combined with `present` or `num_present`: how "
+                "often a draw is cut depends on the number of rows, which is accounted for as "
+                f"public. Received: max_batch_size={max_batch_size!r}"
+            )
+        self.seed = check_seed(seed)
+        self.largest_part = 0
+        # The data set of this process alone, if this is its share.
+        self._undivided: PoissonDataset | None = None
+        self._draws = DrawStream(self.seed, self._share)
 
     @classmethod
     def from_source(
@@ -106,8 +134,7 @@ class PoissonDataset(keras.utils.PyDataset):
                 `(x, y, sample_weight)`, a tuple and not a list, where `x` may be a dict or tuple.
                 All entries have the shapes of the first, and fit its dtypes; these are taken to be
                 public. An example that has several numbers is protected as several examples.
-                If the class has `__getitems__(numbers)`, it returns their entries as a list. An
-                example is copied before the next one is read, so the same arrays may be filled
+                An example is copied before the next one is read, so the same arrays may be filled
                 anew for each.
             expected_batch_size: An integer from 1 to `len(source)`, as for `PoissonDataset`.
             map: A function of one entry that returns one example, to decode, resize, pad or augment
@@ -143,54 +170,12 @@ class PoissonDataset(keras.utils.PyDataset):
                 "Argument `map` must be a function of one entry of the source. "
                 f"Received: map of type {type(map).__name__}"
             )
-        workers = check_integer("workers", workers, minimum=0)
-        dataset = cls.__new__(cls)
-        rows = SourceRows(source, map, workers)
-        dataset._begin(rows, expected_batch_size, seed, max_batch_size)
-        return dataset
-
-    def _begin(
-        self,
-        rows: ArrayRows | SourceRows,
-        expected_batch_size: int,
-        seed: int | None,
-        max_batch_size: int | str | None,
-        present: Any = None,
-        num_present: int | None = None,
-        share: ProcessShare | None = None,
-    ) -> None:
-        """Initialize a data set of these rows; the other arguments are those of the class."""
-        super().__init__()
-        self._rows, self._share, self.num_rows = rows, share, rows.num_rows
-        held = (self.num_rows,) if share is None else share.rows_of_processes
-        self.num_shares, self.largest_share, self._num_examples = len(held), max(held), sum(held)
-        self._present = None if present is None else _checked_present(present, self.num_rows)
-        if num_present is not None:
-            self._num_examples = check_integer(
-                "num_present", num_present, minimum=1, maximum=self.num_rows
-            )
-        self._expected_batch_size = check_batch_size(
-            expected_batch_size, self._num_examples, "expected_batch_size"
+        return cls(
+            SourceRows(source, map, check_integer("workers", workers, minimum=0)),
+            expected_batch_size=expected_batch_size,
+            max_batch_size=max_batch_size,
+            seed=seed,
         )
-        self._max_batch_size = self._checked_largest(max_batch_size)
-        is_part = present is not None or self._num_examples != sum(held)
-        if is_part and share is not None:
-            raise ValueError(
-                "Arguments `present` and `num_present` are for the data of one process. "
-                f"Received: {self.num_shares} processes"
-            )
-        if is_part and max_batch_size is not None:
-            raise ValueError(
-                "Argument `max_batch_size` cannot be combined with `present` or `num_present`: how "
-                "often a draw is cut depends on the number of rows, which is accounted for as "
-                f"public. Received: max_batch_size={max_batch_size!r}"
-            )
-        self.seed = check_seed(seed)
-        self.largest_part = 0
-        # The data set of this process alone, if this is its share.
-        self._undivided: PoissonDataset | None = None
-        self._draw_numbers = itertools.count()
-        self._steps_before, self._process = 0, os.getpid()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse subclasses, whose draws would be accounted as if they were those of this class."""
@@ -255,25 +240,19 @@ class PoissonDataset(keras.utils.PyDataset):
             steps_before: The number of steps on the model's ledger before the run.
         """
         self._rows.begin_run()
-        self._steps_before = steps_before
-        self._process = os.getpid()
+        self._draws.begin_run(steps_before)
 
     def draw(self) -> np.ndarray:
         """Return the row numbers of one new draw, in random order; it may be empty.
 
         The order keeps secret which place in the batch is whose: see `gradients.totals`.
         """
-        # A forked process would repeat the draws of its parent.
-        seed = self.seed if self._process == os.getpid() else None
-        key = (self._steps_before, next(self._draw_numbers))
-        if self._share is not None:
-            probability = self.sampling_probability
-            rows, self.largest_part = self._share.draw(seed, key, probability, self.truncated_to)
-            return rows
-        generator = draw_generator(seed, *key)
-        rows = poisson_draw(generator, self.num_rows, self.sampling_probability)
+        generator = self._draws.next()
+        num_rows = sum(self._share.units_of_processes)
+        rows = poisson_draw(generator, num_rows, self.sampling_probability)
         rows = truncated_draw(generator, rows, self.truncated_to)
         rows = generator.permutation(rows)
+        rows, self.largest_part = self._share.part_of(rows)
         return rows if self._present is None else rows[self._present[rows]]
 
     def choose_max_batch_size(self, max_batch_size: int) -> None:
@@ -309,9 +288,15 @@ class PoissonDataset(keras.utils.PyDataset):
         """
         size = self._expected_batch_size if expected_batch_size is None else expected_batch_size
         num_present = None if self._num_examples == self.num_rows else self._num_examples
-        options = (self.seed, self._max_batch_size, self._present, num_present, share)
-        whole = type(self).__new__(type(self))
-        whole._begin(self._rows, size, *options)
+        whole = PoissonDataset(
+            self._rows,
+            expected_batch_size=size,
+            seed=self.seed,
+            present=self._present,
+            num_present=num_present,
+            share=share,
+            max_batch_size=self._max_batch_size,
+        )
         whole._undivided = self
         return whole
 
@@ -334,7 +319,7 @@ class PoissonDataset(keras.utils.PyDataset):
         """
         size = max(len(rows), 1) if padded_size is None else padded_size
         read = self._rows.reading(rows, size)
-        return lambda: padded_batch(read(), len(rows), size)
+        return lambda: {**read(), "mask": np.arange(size) < len(rows)}
 
     def take(self, rows: np.ndarray, padded_size: int | None = None) -> dict[str, Any]:
         """Return the batch with the given rows, `"mask"` included.
@@ -348,14 +333,12 @@ class PoissonDataset(keras.utils.PyDataset):
     @property
     def first_rows(self) -> dict[str, Any]:
         """A batch of up to three rows, present or not, for building and examining a model."""
-        if self._share is not None:
-            return self._share.first_rows
-        return self.take(np.arange(min(3, self.num_rows)))
+        return self._share.first_rows or self.take(np.arange(min(3, self.num_rows)))
 
     @property
     def known_rows(self) -> dict[str, Any]:
         """All rows if they are arrays of this process alone, otherwise the first ones."""
-        if self._share is None and isinstance(self._rows, ArrayRows):
+        if self.num_shares == 1 and isinstance(self._rows, ArrayRows):
             return self._rows.parts
         return self.first_rows
 

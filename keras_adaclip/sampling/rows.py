@@ -21,8 +21,8 @@ from keras_adaclip.sampling.arrays import (
 
 Parts = dict[str, Any]
 PARTS = ("x", "y", "sample_weight")
-# Half the number of examples whose memory is compared before several threads read.
-_NUM_COMPARED = 4
+# The number of examples whose memory is compared before several threads read.
+_NUM_COMPARED = 8
 
 
 class ArrayRows:
@@ -42,8 +42,15 @@ class ArrayRows:
         self.num_rows = common_length(self.parts)
 
     def reading(self, numbers: np.ndarray, size: int) -> Callable[[], Parts]:
-        """Return a function that returns the rows with these numbers, without padding."""
-        return lambda: keras.tree.map_structure(lambda array: array[numbers], self.parts)
+        """Return a function that returns the rows with these numbers; see `SourceRows`."""
+
+        def padded(array: np.ndarray) -> np.ndarray:
+            """Return rows of an array with padding behind them."""
+            rows = padding((size, *array.shape[1:]), array.dtype)
+            rows[: len(numbers)] = array[numbers]
+            return rows
+
+        return lambda: keras.tree.map_structure(padded, self.parts)
 
     def begin_run(self) -> None:
         """Prepare for training."""
@@ -113,64 +120,31 @@ class SourceRows:
         """Return the examples with these numbers as structures of arrays `(size, ...)`."""
         rows = empty_rows(self._first, size)
         with self._turns:
-            entries = self._read_together(numbers)
             for place, number in enumerate(numbers):
                 # Copied before the next is read: the user's code may fill the same arrays again.
-                copy_example(rows, place, self._example(number, place, entries), number)
+                copy_example(rows, place, self._example(number), number)
         return rows
 
-    def _read_together(self, numbers: Sequence[int]) -> Any:
-        """Return the entries in the order of the numbers, None if they are read one by one."""
-        # Looked up in the class: an object that wraps another source may number its entries anew.
-        many = getattr(type(self._source), "__getitems__", None)
-        is_array = type(self._source) in (np.ndarray, np.memmap)
-        if not numbers or not (many or is_array):
-            return None
-        with _named(f"One of the examples {list(numbers)}"):
-            if many is None:
-                return self._source[np.array(numbers)]
-            found = many(self._source, list(numbers))
-        if not isinstance(found, list) or len(found) != len(numbers):
-            raise TypeError(
-                "`source.__getitems__(numbers)` must return a list with one entry for each number, "
-                f"in their order. Received: {type(found).__name__} for {len(numbers)} numbers"
-            )
-        # Where the source fills the same arrays for each entry, all of the list are the last one.
-        return None if _share_memory(found) else found
-
-    def _example(self, number: int, place: int = 0, entries: Any = None) -> Parts:
-        """Return the parts of an example by name.
-
-        Args:
-            number: The number of the example.
-            place: Its place in `entries`.
-            entries: Entries of the source, if they have been read.
-        """
-        with _named(f"Example {number}"):
-            example = self._source[number] if entries is None else entries[place]
+    def _example(self, number: int) -> Parts:
+        """Return the parts of an example by name."""
+        # The user's code may raise anything.
+        try:
+            example = self._source[number]
             if self._function is not None:
                 example = self._function(example)
+        except Exception as error:
+            raise RuntimeError(
+                f"Example {number} of the source could not be read: {type(error).__name__}: {error}"
+            ) from error
         return parts_of(example, number)
 
     def _fills_the_same_arrays(self) -> bool:
         """Return whether some examples that are read one after another have the same memory."""
-        length = min(self.num_rows, 2 * _NUM_COMPARED)
-        numbers = np.linspace(0, self.num_rows - 1, length, dtype=int).tolist()
-        halves = map(self._read_together, (numbers[::2], numbers[1::2]))
-        together = [entry for entries in halves if entries is not None for entry in entries]
-        examples = list(map(self._example, numbers))
-        return _share_memory(together, surely=True) or _share_memory(examples, surely=True)
-
-
-@contextlib.contextmanager
-def _named(what: str) -> Any:
-    """Name the examples that the user's code, which may raise anything, was reading."""
-    try:
-        yield
-    except Exception as error:
-        raise RuntimeError(
-            f"{what} of the source could not be read: {type(error).__name__}: {error}"
-        ) from error
+        numbers = np.linspace(0, self.num_rows - 1, min(self.num_rows, _NUM_COMPARED), dtype=int)
+        # All are kept until the last is read, so that none takes the memory of another.
+        examples = list(map(self._example, numbers.tolist()))
+        memory = [address for example in examples for address in _memory_of(example)]
+        return len(set(memory)) < len(memory)
 
 
 def _length_of(source: Any) -> int:
@@ -179,22 +153,15 @@ def _length_of(source: Any) -> int:
     # Arrays of zarr have a shape and no length.
     has_length = hasattr(kind, "__len__")
     shape: Any = () if has_length else getattr(source, "shape", ())
-    reason = ""
-    if not (hasattr(kind, "__getitem__") and (has_length or shape)):
-        reason = (
-            "A source needs `len(source)` and `source[i]`, so that a step can read the examples "
-            "that were drawn. A generator or a `tf.data.Dataset` has no numbers: write its "
-            "examples to a file first, with `keras_adaclip.sampling.write_source(examples, path)`."
+    is_read_by_number = hasattr(kind, "__getitem__") and (has_length or shape)
+    if not is_read_by_number or isinstance(source, (keras.utils.PyDataset, dict, str, bytes)):
+        raise TypeError(
+            "A source needs `len(source)` and `source[i]`, one example for each number from 0 on. "
+            "A `PyDataset` holds batches: pass it to `fit`. A generator or a `tf.data.Dataset` has "
+            "no numbers: write its examples to a file first, with "
+            "`keras_adaclip.sampling.write_source(examples, path)`. "
+            f"Received: source of type {kind.__name__}"
         )
-    elif isinstance(source, keras.utils.PyDataset):
-        reason = (
-            "A source holds single examples, and a `PyDataset` holds batches. Give what it makes "
-            "its batches of, or pass it to `fit`."
-        )
-    elif isinstance(source, (dict, str, bytes)):
-        reason = "A source holds examples by their number, from 0 on."
-    if reason:
-        raise TypeError(f"{reason} Received: source of type {kind.__name__}")
     num_examples = len(source) if has_length else int(shape[0])
     if num_examples == 0:
         raise ValueError("The source must hold at least one example. Received: 0 examples")
@@ -284,33 +251,16 @@ def _keys(structure: Any) -> Any:
     return structure.keys() if isinstance(structure, dict) else range(len(structure))
 
 
-def _share_memory(entries: list[Any], surely: bool = False) -> bool:
-    """Return whether two of the entries hold the same memory.
-
-    Args:
-        entries: The entries.
-        surely: Whether objects of unknown kinds count as apart; otherwise they may share memory.
-    """
-    memory = [address for entry in entries for address in _memory_of(entry)]
-    memory = [address for address in memory if address or not surely]
-    return len(set(memory)) < len(memory)
-
-
 def _memory_of(entry: Any) -> set[int]:
-    """Return the addresses of the arrays, tensors, lists and dicts of an entry.
-
-    0 stands for an object of another kind, such as an image, of which this cannot be told.
-    """
+    """Return the addresses of the arrays, tensors, lists and dicts of an example."""
     if isinstance(entry, np.ndarray):
         return {entry.__array_interface__["data"][0]}
-    if isinstance(entry, tuple):
-        return set().union(*map(_memory_of, entry))
-    if isinstance(entry, (dict, list)):
+    if isinstance(entry, (dict, list, tuple)):
         parts = entry.values() if isinstance(entry, dict) else entry
-        return {id(entry)}.union(*map(_memory_of, parts))
-    if entry is None or isinstance(entry, (bool, int, float, str, bytes, np.generic)):
-        return set()
-    return {entry.data_ptr() if hasattr(entry, "data_ptr") else 0}
+        # Python may make one tuple of constants once for all.
+        own = set() if isinstance(entry, tuple) else {id(entry)}
+        return own.union(*map(_memory_of, parts))
+    return {entry.data_ptr()} if hasattr(entry, "data_ptr") else set()
 
 
 def _fits(found: np.dtype, dtype: np.dtype) -> bool:

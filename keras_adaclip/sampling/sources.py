@@ -31,9 +31,7 @@ class ImageFolder:
     """
 
     def __init__(self, path: Path, image_size: tuple[int, int] | None, mode: str) -> None:
-        found = path.iterdir() if path.is_dir() else ()
-        self.class_names = sorted(each.name for each in found if each.is_dir())
-        self.class_names = [name for name in self.class_names if not name.startswith(".")]
+        self.class_names = sorted(each.name for each in path.glob("[!.]*") if each.is_dir())
         files = [
             (file, number)
             for number, name in enumerate(self.class_names)
@@ -140,12 +138,7 @@ class WrittenSource:
 
     def __init__(self, path: Any) -> None:
         self.path = Path(path)
-        if not (self.path / _FILE).is_file():
-            raise FileNotFoundError(
-                f"A folder of written examples has a file `{_FILE}`, which is there once all are "
-                "written. If writing was interrupted, write the examples again. "
-                f"Received: {str(path)!r}"
-            )
+        # The file is there once all examples are written.
         # Without a cache of chunks, a row is read without its neighbors.
         file = h5py.File(self.path / _FILE, "r", rdcc_nbytes=0)
         names = keras.tree.lists_to_tuples(json.loads(file.attrs[_NAMES]))
@@ -218,19 +211,14 @@ def write_source(examples: Iterable[Any], path: Any) -> WrittenSource:
 def _make_datasets(file: h5py.File, parts: Parts) -> list[h5py.Dataset]:
     """Make an empty data set for each array, and note which part of an example it is."""
     arrays = keras.tree.flatten(parts)
-    if wrong := [str(array.dtype) for array in arrays if array.dtype.kind not in "biuf"]:
-        raise TypeError(
-            "Examples to be written must be numbers of a type of NumPy's own. Turn strings into "
-            "numbers first, for example with a `keras.layers.StringLookup`. "
-            f"Received: an array of dtype {wrong[0]}"
-        )
     names = keras.tree.pack_sequence_as(parts, [str(number) for number in range(len(arrays))])
     file.attrs[_NAMES] = json.dumps(names)
     if keras.tree.lists_to_tuples(json.loads(file.attrs[_NAMES])) != names:
         raise TypeError("The keys of dicts must be strings for examples to be written.")
     datasets = []
     for number, array in enumerate(arrays):
-        shape, rows = array.shape[1:], max(1, _BYTES_OF_A_CHUNK // max(1, array[0].nbytes))
+        shape, bytes_of_row = array.shape[1:], max(1, array.nbytes // len(array))
+        rows = max(1, _BYTES_OF_A_CHUNK // bytes_of_row)
         options = {"maxshape": (None, *shape), "chunks": (rows, *shape)}
         datasets.append(file.create_dataset(str(number), (0, *shape), array.dtype, **options))
     return datasets

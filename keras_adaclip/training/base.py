@@ -132,9 +132,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         rows = [row for row in self.privacy_ledger if row.steps > 0]
         if not rows:
             return "not trained yet"
-        words = [str(row) for row in rows[:_SHOWN]]
-        if len(rows) > _SHOWN:
-            words.append(f"and {len(rows) - _SHOWN} more")
+        words = [*map(str, rows[:_SHOWN]), *(["..."] if len(rows) > _SHOWN else [])]
         steps = sum(row.steps for row in rows)
         return f"{steps:,} step{'s' if steps > 1 else ''} ({'; '.join(words)})"
 

@@ -101,6 +101,29 @@ def refuse_joined_batches(model: keras.Model, data: Any) -> None:
         )
 
 
+def refuse_different(**values: Any) -> None:
+    """Raise a `ValueError` if a value is not the same in all processes; call it in all of them.
+
+    Args:
+        **values: Arrays as bytes, which the message does not show, and plain values, by name.
+    """
+    if backend.num_processes() == 1:
+        return
+    # Keras numbers the names.
+    texts = {
+        name: re.sub(r'"name": "[^"]*"', "", json.dumps(value, sort_keys=True, default=repr))
+        for name, value in values.items()
+    }
+    if differing := [name for name, text in texts.items() if num_different(text.encode()) > 1]:
+        here = {name: values[name] for name in differing if not isinstance(values[name], bytes)}
+        raise ValueError(
+            "The processes differ, so that one would draw, clip, add noise or count differently "
+            "from another. Give all the same arguments, seeds, kinds of data and files, and call "
+            "`keras.utils.set_random_seed` with the same seed everywhere. "
+            f"Received different values of: {', '.join(differing)}; in this process: {here}"
+        )
+
+
 def refuse_other_settings(model: keras.Model, **others: Any) -> None:
     """Raise a `ValueError` if processes train differently; call it in all of them.
 
@@ -108,17 +131,7 @@ def refuse_other_settings(model: keras.Model, **others: Any) -> None:
         model: A compiled model, whose optimizers are compared.
         **others: What else all processes must have alike.
     """
-    if backend.num_processes() == 1:
-        return
-    settings = {"optimizer": model.optimizer.get_config(), **others}
-    text = json.dumps(settings, sort_keys=True, default=repr)
-    # Keras numbers the names.
-    if num_different(re.sub(r'"name": "[^"]*"', '"name": ""', text).encode()) > 1:
-        raise ValueError(
-            "The processes train differently: their arguments of `compile` or `fit`, or those of "
-            "their optimizers, are not the same. Give all the same arguments and seed. "
-            f"Received in this process: {text}"
-        )
+    refuse_different(optimizer=model.optimizer.get_config(), **others)
 
 
 def refuse_disagreement(model: keras.Model, data: "TrainingData") -> None:
@@ -128,21 +141,11 @@ def refuse_disagreement(model: keras.Model, data: "TrainingData") -> None:
     """
     if backend.num_processes() == 1:
         return
-    state = {
-        variable.name: backend.array_of(variable).tobytes()
-        for variable in model.optimizer.own_variables
-    }
-    state["steps_per_epoch"] = repr(data.steps_per_epoch).encode()
+    own = {each.name: backend.array_of(each).tobytes() for each in model.optimizer.own_variables}
     whole = [v for v in model.weights if backend.is_whole_in_each_process(v)]
-    state["weights"] = b"".join(digest(backend.array_of(v).tobytes()).tobytes() for v in whole)
-    state["layers"] = repr([variable.path for variable in model.trainable_variables]).encode()
-    if names := [name for name, value in state.items() if num_different(value) > 1]:
-        raise ValueError(
-            "The processes do not hold the same private state, so that one would clip or add "
-            "noise differently from another. Load the same files, give the same arguments and call "
-            "`keras.utils.set_random_seed` with the same seed everywhere. "
-            f"Received different values of: {', '.join(names)}"
-        )
+    weights = b"".join(digest(backend.array_of(v).tobytes()).tobytes() for v in whole)
+    layers = [variable.path for variable in model.trainable_variables]
+    refuse_different(**own, steps_per_epoch=data.steps_per_epoch, weights=weights, layers=layers)
 
 
 def as_share(dataset: PoissonDataset, expected_batch_size: int | None = None) -> PoissonDataset:
@@ -160,16 +163,11 @@ def as_share(dataset: PoissonDataset, expected_batch_size: int | None = None) ->
     """
     if backend.num_processes() == 1 or dataset.num_shares > 1:
         return dataset
-    settings = {
-        "expected_batch_size": expected_batch_size or dataset.expected_batch_size,
-        "seed": dataset.seed,
-        "max_batch_size": dataset.max_batch_size,
-    }
-    if num_different(repr(settings).encode()) > 1:
-        raise ValueError(
-            "The processes have different `PoissonDataset`s. Give all the same "
-            f"{', '.join(settings)}. Received here: {settings}"
-        )
+    refuse_different(
+        expected_batch_size=expected_batch_size or dataset.expected_batch_size,
+        seed=dataset.seed,
+        max_batch_size=dataset.max_batch_size,
+    )
     num_rows = dataset.num_rows
     share = share_of_this_process(num_rows, dataset.first_rows)
     places = np.unique(np.linspace(0, num_rows - 1, _ROWS_TO_COMPARE).astype(np.int64))
@@ -203,12 +201,7 @@ def share_of_this_process(num_units: int, first: dict[str, Any]) -> ProcessShare
             "and strings cannot be compared. Look them up before training, and let the model begin "
             "with the integers. Received: arrays of strings"
         )
-    kinds = [(array.shape[1:], str(array.dtype)) for array in arrays]
-    if num_different(repr(kinds).encode()) > 1:
-        raise ValueError(
-            "The processes hold arrays of different structures, shapes or dtypes; all must hold "
-            f"shares of one data set. Received here: {kinds}"
-        )
+    refuse_different(kinds_of_data=[(array.shape[1:], str(array.dtype)) for array in arrays])
     counts = backend.gathered(np.array(num_units))
     # The rows of one process, so that all examine the model with the same.
     most = int(backend.gathered(np.array(len(arrays[0]))).min())

@@ -431,32 +431,23 @@ def peek(data: Any) -> tuple[Any, Any]:
         TypeError: If `data` is neither a data set nor a generator.
         ValueError: If there is no batch.
     """
-    kind = type(data)
-    is_read_by_number = hasattr(kind, "__getitem__") and not hasattr(kind, "__iter__")
-    if is_read_by_number and not isinstance(data, keras.utils.PyDataset):
-        raise TypeError(
-            "`fit` takes single examples that are read by number, such as a map-style data set or "
-            "a folder of images, as a "
-            "`keras_adaclip.sampling.PoissonDataset.from_source(source, expected_batch_size=...)`. "
-            f"Received: x of type {kind.__name__}"
-        )
-    try:
-        if isinstance(data, (list, tuple, dict, str)):
-            raise TypeError
-        if isinstance(data, keras.utils.PyDataset):
-            return data[0], data
-        if hasattr(data, "__next__"):
-            first = next(data)
-            return first, (copy.deepcopy(batch) for batch in itertools.chain([first], data))
-        return next(iter(data)), data
-    except StopIteration:
-        raise ValueError("The training data hold no batch.") from None
-    except TypeError:
+    if isinstance(data, keras.utils.PyDataset):
+        return data[0], data
+    # What has `__getitem__` alone holds single examples.
+    if isinstance(data, (list, tuple, dict, str)) or not hasattr(type(data), "__iter__"):
         raise TypeError(
             "Training data must be arrays, a `tf.data.Dataset`, a `keras.utils.PyDataset`, a "
-            "`torch.utils.data.DataLoader` or a generator of batches. "
+            "`torch.utils.data.DataLoader` or a generator of batches. Give single examples that "
+            "are read by number, such as a folder of images, as a `keras_adaclip.sampling."
+            "PoissonDataset.from_source(source, expected_batch_size=...)`. "
             f"Received: x of type {type(data).__name__}"
-        ) from None
+        )
+    first = next(iter(data), None)
+    if first is None:
+        raise ValueError("The training data hold no batch.")
+    if hasattr(data, "__next__"):
+        data = (copy.deepcopy(batch) for batch in itertools.chain([first], data))
+    return first, data
 
 
 class _CopiedBatches(keras.utils.PyDataset):

@@ -28,7 +28,7 @@ def labels():
 
 def share(options, *arrays):
     arrays = arrays or (features(), labels())
-    return [array[options["process"] :: options["processes"]] for array in arrays]
+    return [np.array_split(array, options["processes"])[options["process"]] for array in arrays]
 
 
 def quantile(**options):
@@ -93,9 +93,13 @@ def flat(arrays):
 POISSON = {"batch_size": 48, "epochs": 4}
 
 
+def noised(scope):
+    return compiled(scope, noise_multiplier=1.0, clipping=quantile(count_noise_stddev=20.0))
+
+
 def poisson(scope, options):
-    """The same draws on any number of devices of one process."""
-    return fitted(compiled(scope, clipping=quantile()), *share(options), **POISSON)
+    """The same draws on any number of devices and processes."""
+    return fitted(noised(scope), *share(options), **POISSON)
 
 
 def planned(scope, options):
@@ -113,18 +117,11 @@ def source(options, **arguments):
 
 
 def own_source(scope, options):
-    return fitted(compiled(scope, clipping=quantile()), source(options, workers=1), epochs=4)
+    return fitted(noised(scope), source(options, workers=1), epochs=4)
 
 
 def truncated(scope, options):
     return fitted(compiled(scope), source(options, max_batch_size=50), epochs=4)
-
-
-def everyone(scope, options):
-    """Every example in every step: what is drawn is the same however the rows lie."""
-    noised = {"noise_multiplier": 1.0, "clipping": quantile(count_noise_stddev=20.0)}
-    model = compiled(scope, **noised)
-    return fitted(model, *share(options), batch_size=NUM_EXAMPLES, epochs=20)
 
 
 def in_chunks(scope, options):
@@ -317,11 +314,6 @@ def refused(train):
 @refused
 def same_rows(scope, options):
     return fitted(compiled(scope), features(), labels(), batch_size=48)
-
-
-@refused
-def same_clients(scope, options):
-    return fitted(federated(scope), population(), cohort_size=6)
 
 
 @refused

@@ -15,7 +15,7 @@ IS_JAX = BACKEND == "jax"
 
 # Replicas of TensorFlow take longer to trace.
 NUM_DEVICES = 4 if IS_JAX else 2
-TRAINED = ["poisson", "everyone", "in_chunks", "shuffled_in_chunks", "images", "clients", "planned"]
+TRAINED = ["poisson", "in_chunks", "shuffled_in_chunks", "images", "clients", "planned"]
 ALWAYS = ["noise_alone", "one_more", "data_sets_move"]
 ALWAYS += ["one_batch_moves"] if IS_JAX else ["adapted_outside"]
 REFUSED = {

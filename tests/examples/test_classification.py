@@ -16,7 +16,6 @@ if keras.backend.backend() != "torch":
     pytest.skip("once is enough", allow_module_level=True)
 pytest.importorskip("matplotlib")
 
-from data import download  # noqa: E402
 from private_classification import CLIPPINGS, SETTINGS, parse_options, private_optimizer  # noqa: E402
 
 SCRIPTS = {
@@ -57,16 +56,6 @@ def test_smoke(name, monkeypatch, capsys, tmp_path):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_data(monkeypatch, capsys, tmp_path):
-    def no_answer(address, seconds):
-        raise TimeoutError("no answer")
-
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    monkeypatch.setattr(download, "require_answer", no_answer)
-    with pytest.raises(SystemExit, match=r"(?s)Imagenette is not available here.*`--smoke`"):
-        run_script("imagenette", monkeypatch, capsys)
-
-
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_what_is_left_open_has_a_value(clipping, tmp_path, monkeypatch):
     # Calibration takes half a second, and has tests of its own.
@@ -81,18 +70,3 @@ def test_what_is_left_open_has_a_value(clipping, tmp_path, monkeypatch):
         assert set(options.settings) == set(SETTINGS[clipping])
         optimizer = private_optimizer(options, num_examples=9_000)
         assert isinstance(optimizer.clipping, ka.clipping.ClippingStrategy)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--clipping", "fixed", "--quantile", 0.5), "--clipping fixed has no --quantile"),
-        (("--clipping", "transfer"), "--clipping transfer needs --schedule PATH"),
-        (("--clipping", "transfer", "--schedule", __file__), "does not hold a valid schedule"),
-        (("--clipping", "other"), "invalid choice: 'other'"),
-    ],
-)
-def test_options_that_do_not_fit(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        options_of("mnist", *arguments)
-    assert message in capsys.readouterr().err

@@ -62,11 +62,9 @@ def test_scores_print_as_a_table():
     values = {"loss": np.array([0.5, 0.7, 0.1]), "accuracy": np.array([1.0, 0.25, 0.5])}
     scores = ka.federated.ClientScores(["a", "b", "c"], np.array([3, 1, 2]), values)
     assert len(scores) == 3
-    lines = str(scores).splitlines()
-    head = "3 clients mean min 5% 25% 50% 75% 95% max"
-    assert " ".join(lines[0].split()) == head
-    assert " ".join(lines[2].split()) == "accuracy 0.5833 0.25 0.275 0.375 0.5 0.75 0.95 1"
-    assert max(map(len, lines)) < 80
+    head, _, accuracy = (" ".join(line.split()) for line in str(scores).splitlines())
+    assert head == "3 clients mean min 5% 25% 50% 75% 95% max"
+    assert accuracy == "accuracy 0.5833 0.25 0.275 0.375 0.5 0.75 0.95 1"
     assert scores["b"] == {"num_examples": 1, "loss": 0.7, "accuracy": 0.25}
     with pytest.raises(KeyError, match="no client 'z' with examples"):
         scores["z"]

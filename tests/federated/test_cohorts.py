@@ -7,8 +7,9 @@ import pytest
 from scipy import stats
 
 from keras_adaclip.federated import ClientData
-from keras_adaclip.federated.cohorts import CohortBatches
+from keras_adaclip.federated.cohorts import CohortBatches, rounds_over
 from keras_adaclip.federated.settings import FederatedSettings
+from keras_adaclip.gradients import Batch
 from tests.federated.oracle import trained_in
 
 
@@ -28,6 +29,12 @@ def cohorts_of(
         sampling=sampling,
         steps_per_epoch=num_batches,
     )
+
+
+def test_the_usual_cohort_is_a_quarter_of_few_clients():
+    for num_clients, expected in ((3, 1), (40, 10), (1000, 100)):
+        data = rounds_over(num_clients, FederatedSettings(), Batch(None))
+        assert data.expected_batch_size == expected
 
 
 def clients_in(batch):
@@ -60,12 +67,13 @@ def test_a_limit_takes_other_examples_each_round():
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_each_client_takes_part_with_the_same_probability(sampling):
+def test_each_client_takes_part_with_the_same_probability(sampling, monkeypatch):
     num_clients, rounds = 40, 2000
     cohorts = cohorts_of((1,) * num_clients, cohort_size=6, seed=7, sampling=sampling)
     drawn = np.zeros((rounds, num_clients), bool)
+    monkeypatch.setattr(cohorts, "take", lambda numbers, generator: numbers)
     for number in range(rounds):
-        present = clients_in(cohorts[0])
+        present = cohorts[0]
         assert len(set(present)) == len(present)
         drawn[number, present] = True
     # Every client: two-sided at 1e-6 in all.

@@ -184,7 +184,7 @@ def test_a_client_trains_on_while_one_of_another_process_ends(microbatch_size, m
     for elsewhere in ([], [RoundClient(num_rows=4, num_steps=3, process=1)]):
 
         def beside_another(rounds, clients, num_lanes, others=elsewhere):
-            names = ("first", "settings", "has_seeds", "num_shards", "process")
+            names = ("first", "settings", "has_seeds", "num_shards", "share")
             known = {name: getattr(rounds, name) for name in names}
             beside = types.SimpleNamespace(**known, num_processes=1 + len(others))
             return round_batch(beside, [*clients, *others], num_lanes)
@@ -246,11 +246,3 @@ def test_clients_held_out_for_validation():
     assert model.evaluate(held_out, verbose=0) == pytest.approx(history["val_loss"][0], rel=1e-5)
     with pytest.raises(ValueError, match="`validation_split` must"):
         model.fit(clients, 4, validation_split=1.5, verbose=0)
-
-
-@pytest.mark.parametrize(("num_clients", "expected"), [(3, 1), (40, 10), (1000, 100)])
-def test_the_usual_cohort_is_a_quarter_of_few_clients(num_clients, expected):
-    model = compiled(mlp())
-    model.fit(clients_of((1,) * num_clients, (6,)), steps_per_epoch=1, verbose=0)
-    (row,) = [row for row in model.privacy_ledger if row.steps]
-    assert (row.expected_batch_size, row.num_examples) == (expected, num_clients)

@@ -41,19 +41,6 @@ class InStructures(Refilled):
         array = super().__getitem__(number)
         return {"a": array, "b": (array[:1], array)}, array[0:1]
 
-    def __getitems__(self, numbers):
-        return [self[number] for number in numbers]
-
-
-class Together(Refilled):
-    def __init__(self):
-        super().__init__()
-        self.table = np.zeros((len(VALUES), 3), "float32")
-
-    def __getitems__(self, numbers):
-        self.table[: len(numbers)] = VALUES[numbers][:, None]
-        return list(self.table[: len(numbers)])
-
 
 class Image:
     def __init__(self, array):
@@ -66,9 +53,6 @@ class Image:
 class Objects(Refilled):
     def __getitem__(self, number):
         return Image(super().__getitem__(number))
-
-    def __getitems__(self, numbers):
-        return [self[number] for number in numbers]
 
 
 class Tensors(Refilled):
@@ -91,8 +75,6 @@ def refilled():
 SOURCES = {
     "source": lambda _: (Refilled(), None),
     "map": lambda _: (VALUES, refilled()),
-    "read together": lambda _: (Together(), None),
-    "read together and mapped": lambda _: (Together(), refilled()),
     "structures": lambda _: (InStructures(), None),
     "objects": lambda _: (Objects(), None),
     "tensors": lambda _: (Tensors(), None),
@@ -110,25 +92,17 @@ def test_examples_of_a_source_are_copied_one_by_one(name, tmp_path):
             np.testing.assert_array_equal(part.reshape(len(rows), -1)[:, 0], VALUES[rows])
 
 
-def waiting(source, method):
-    """A source that gives way to other threads between filling its array and returning it."""
-    read = getattr(source, method)
+class Waiting(Refilled):
+    """Gives way to other threads between filling its array and returning it."""
 
-    def reading(asked):
-        found = read(asked)
+    def __getitem__(self, number):
+        found = super().__getitem__(number)
         sum(1 for _ in range(2_000))
         return found
 
-    return type("Waiting", (type(source),), {method: lambda _, asked: reading(asked)})()
 
-
-@pytest.mark.parametrize(
-    ("kind", "method"), [(Refilled, "__getitem__"), (Together, "__getitems__")]
-)
-def test_threads_take_turns_where_they_fill_the_same_arrays(kind, method):
-    data = PoissonDataset.from_source(
-        waiting(kind(), method), expected_batch_size=50, workers=3, seed=1
-    )
+def test_threads_take_turns_where_they_fill_the_same_arrays():
+    data = PoissonDataset.from_source(Waiting(), expected_batch_size=50, workers=3, seed=1)
     drawn = [data.draw() for _ in range(20)]
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

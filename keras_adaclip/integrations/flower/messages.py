@@ -9,7 +9,7 @@ train     server -> node   weights, clipping state and ledger; which clients tra
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,7 @@ def query_reply(client_ids: Sequence[Any]) -> RecordDict:
     Args:
         client_ids: Their ids.
     """
-    digests = [digest_of(client_id) for client_id in client_ids]
-    return RecordDict({"clients": ConfigRecord({"digests": digests})})
+    return RecordDict({"clients": ConfigRecord({"digests": [*map(digest_of, client_ids)]})})
 
 
 def digests_of(content: RecordDict) -> list[bytes]:
@@ -59,8 +58,7 @@ def train_request(
     weights: ArrayRecord,
     clipping_state: Mapping[str, np.ndarray],
     ledger: Mapping[str, np.ndarray],
-    digests: Sequence[bytes],
-    numbers: Sequence[int],
+    numbers: Mapping[bytes, int],
     key: int,
 ) -> RecordDict:
     """Return what a node needs for a round; see `NodeTraining.clipped_sum`.
@@ -69,19 +67,15 @@ def train_request(
         weights: The weights as a record, which the messages to all nodes share.
         clipping_state: Arrays by name.
         ledger: Arrays by name.
-        digests: The digests of one or more clients.
-        numbers: As many integers.
+        numbers: The numbers of one or more clients, by their digests.
         key: An integer.
     """
-    drawn = {"digests": list(digests), "numbers": [*map(int, numbers)], "key": key}
-    return RecordDict(
-        {
-            "weights": weights,
-            "clipping": _named(clipping_state),
-            "ledger": _named(ledger),
-            "drawn": ConfigRecord(drawn),
-        }
-    )
+    drawn = {"digests": list(numbers), "numbers": list(numbers.values()), "key": key}
+    named = {
+        name: ArrayRecord(array_dict={key: Array(np.asarray(each)) for key, each in arrays.items()})
+        for name, arrays in (("clipping", clipping_state), ("ledger", ledger))
+    }
+    return RecordDict({"weights": weights, **named, "drawn": ConfigRecord(drawn)})
 
 
 def train_arguments(content: RecordDict, client_ids: Sequence[Any]) -> dict[str, Any]:
@@ -92,15 +86,15 @@ def train_arguments(content: RecordDict, client_ids: Sequence[Any]) -> dict[str,
         client_ids: The ids of the clients of the node.
     """
     drawn = content["drawn"]
-    positions = {digest_of(client_id): n for n, client_id in enumerate(client_ids)}
-    pairs = zip(drawn["digests"], drawn["numbers"], strict=True)
-    here = [(positions[digest], number) for digest, number in pairs if digest in positions]
+    numbers = dict(zip(drawn["digests"], drawn["numbers"], strict=True))
+    digests = map(digest_of, client_ids)
+    here = {n: numbers[digest] for n, digest in enumerate(digests) if digest in numbers}
     return {
         "weights": content["weights"].to_numpy_ndarrays(),
         "clipping_state": {name: array.numpy() for name, array in content["clipping"].items()},
         "ledger": {name: array.numpy() for name, array in content["ledger"].items()},
-        "positions": [position for position, _ in here],
-        "numbers": [number for _, number in here],
+        "positions": list(here),
+        "numbers": list(here.values()),
         "key": drawn["key"],
     }
 
@@ -125,23 +119,24 @@ def sums_of(content: RecordDict) -> tuple[list[np.ndarray], np.ndarray]:
     return sums, statistics
 
 
-def received(reply: Message, read: Callable[[RecordDict], Any]) -> tuple[Any, str]:
-    """Return what a node has sent and "", or None and the reason why it cannot be used.
+def received(
+    replies: Iterable[Message], read: Callable[[RecordDict], Any]
+) -> tuple[dict[int, Any], dict[int, str]]:
+    """Return what nodes have sent, and the reasons why others cannot be used, by node.
 
     Args:
-        reply: The reply of the node.
-        read: Takes the content of the reply and returns what it means.
+        replies: The replies of the nodes.
+        read: Takes the content of a reply and returns what it means.
     """
-    try:
-        if reply.has_error():
-            raise ValueError(reply.error.reason)
-        return read(reply.content), ""
-    # Whatever a node sends, the others go on.
-    except Exception as error:
-        _log.warning("Node %s takes no part: %s", reply.metadata.src_node_id, error)
-        return None, str(error)
-
-
-def _named(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Return arrays by name as a record."""
-    return ArrayRecord(array_dict={name: Array(np.asarray(each)) for name, each in arrays.items()})
+    found, reasons = {}, {}
+    for reply in replies:
+        node_id = reply.metadata.src_node_id
+        try:
+            if reply.has_error():
+                raise ValueError(reply.error.reason)
+            found[node_id] = read(reply.content)
+        # Whatever a node sends, the others go on.
+        except Exception as error:
+            _log.warning("Node %s takes no part: %s", node_id, error)
+            reasons[node_id] = str(error)
+    return found, reasons

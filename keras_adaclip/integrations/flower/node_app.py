@@ -1,5 +1,6 @@
 """The nodes: a Flower `ClientApp` that trains the clients of each node."""
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -29,18 +30,17 @@ def client_app(
         if not callable(value):
             raise TypeError(f"Argument `{name}` must be a function. Received: {name}={value!r}")
 
-    app = ClientApp()
+    app, of_context = ClientApp(), functools.partial(node, build_model, clients, made_up)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
         """Prepare the node, and tell the server of its clients."""
-        found = node(build_model, clients, made_up, context)
-        return Message(messages.query_reply(found.client_ids), reply_to=message)
+        return Message(messages.query_reply(of_context(context).client_ids), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """Train the drawn clients of the node."""
-        training = node(build_model, clients, made_up, context)
+        training = of_context(context)
         arguments = messages.train_arguments(message.content, training.client_ids)
         found = training.clipped_sum(**arguments)
         return Message(messages.train_reply(*found), reply_to=message)

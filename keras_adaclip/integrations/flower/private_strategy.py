@@ -6,7 +6,7 @@ Its `NodeDirectory` knows which node holds which client.
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -31,22 +31,12 @@ class PrivateStrategy(Strategy):
     """
 
     def __init__(
-        self,
-        model: Any,
-        cohort_size: int | None = None,
-        *,
-        min_nodes: int = 1,
-        callbacks: Any = None,
-        checkpoint: Any = None,
+        self, model: Any, cohort_size: int | None = None, *, min_nodes: int = 1, **options: Any
     ) -> None:
-        self.model = model
-        self.cohort_size = cohort_size
+        self.model, self.cohort_size, self._options = model, cohort_size, options
         self.min_nodes = check_integer("min_nodes", min_nodes, minimum=1)
-        self.checkpoint = checkpoint
-        self._callbacks = callbacks
         self._rounds: ServerRounds | None = None
         self._directory: NodeDirectory | None = None
-        self._timeout = 0.0
         self._drawn: Drawn | None = None
         self._waiting: dict[int, int] = {}
 
@@ -73,23 +63,20 @@ class PrivateStrategy(Strategy):
             ValueError: If too few nodes can take part, two hold the same client, or an argument is
                 out of range. Nothing was trained then.
         """
-        self._timeout = check_positive("timeout", timeout)
+        timeout = check_positive("timeout", timeout)
         if self.model.optimizer.seed is not None:
             warnings.warn(
                 "The `DPOptimizer` has a seed, which every node knows that builds the same model: "
                 "it can subtract the noise. Over real nodes, leave `seed` out.",
                 stacklevel=2,
             )
-        self._directory = NodeDirectory(grid, self.min_nodes, self._timeout)
-        self._rounds = ServerRounds(
-            self.model, len(self._directory), self.cohort_size, self._callbacks, self.checkpoint
-        )
+        self._directory = NodeDirectory(grid, self.min_nodes, timeout)
+        num_clients = len(self._directory)
+        self._rounds = ServerRounds(self.model, num_clients, self.cohort_size, **self._options)
         with self._rounds.run(num_rounds) as left:
             if not left:
                 return Result(arrays=self._arrays())
-            return super().start(
-                grid, self._arrays(), left, timeout=self._timeout, evaluate_fn=evaluate_fn
-            )
+            return super().start(grid, self._arrays(), left, timeout, evaluate_fn=evaluate_fn)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -109,25 +96,13 @@ class PrivateStrategy(Strategy):
         self._drawn = rounds.begin_round()
         if self._drawn is None:
             return []
-        connected = list(grid.get_node_ids())
-        directory.take_back(grid, connected)
-        state, ledger = self.model.optimizer.clipping_state, rounds.ledger
+        sent = arrays, self.model.optimizer.clipping_state, rounds.ledger
+        options = {"message_type": MessageType.TRAIN, "group_id": str(server_round)}
         requests = []
-        for node_id, (digests, numbers) in directory.by_node(
-            self._drawn.numbers, connected
-        ).items():
+        for node_id, numbers in directory.by_node(self._drawn.numbers).items():
             self._waiting[node_id] = len(numbers)
-            content = messages.train_request(
-                arrays, state, ledger, digests, numbers, self._drawn.key
-            )
-            requests.append(
-                Message(
-                    content,
-                    dst_node_id=node_id,
-                    message_type=MessageType.TRAIN,
-                    group_id=str(server_round),
-                )
-            )
+            content = messages.train_request(*sent, numbers, self._drawn.key)
+            requests.append(Message(content, dst_node_id=node_id, **options))
         return requests
 
     def aggregate_train(
@@ -141,17 +116,13 @@ class PrivateStrategy(Strategy):
         """
         if self._rounds is None or self._drawn is None:
             return None, None
-        returned = []
-        for reply in replies:
-            node_id = reply.metadata.src_node_id
-            # Each node counts once.
-            num_clients = self._waiting.pop(node_id, None)
-            if num_clients is None:
-                continue
-            found, _ = messages.received(reply, messages.sums_of)
-            if found is not None:
-                sums, statistics = found
-                returned.append(NodeSum(sums, statistics, num_clients, node_id))
+        # Each node that was asked counts once.
+        found, _ = messages.received(replies, messages.sums_of)
+        returned = [
+            NodeSum(sums, statistics, self._waiting[node_id], node_id)
+            for node_id, (sums, statistics) in found.items()
+            if node_id in self._waiting
+        ]
         logs = self._rounds.end_round(returned)
         return self._arrays(), MetricRecord({name: float(value) for name, value in logs.items()})
 
@@ -199,104 +170,77 @@ class NodeDirectory:
     Args:
         grid: Flower's grid.
         min_nodes: The number of nodes that must take part.
-        timeout: Seconds to wait for them, and for the answers of the others that are connected.
+        timeout: Seconds to wait for them, the others that are connected, and later for new ones.
 
     Raises:
         ValueError: If too few nodes answer, or two nodes hold the same client.
     """
 
     def __init__(self, grid: Grid, min_nodes: int, timeout: float) -> None:
+        self._grid, self._timeout = grid, timeout
+        end = time.monotonic() + timeout
         self._asked: set[int] = set()
         self._reasons: dict[int, str] = {}
-        self._waiting: set[str] = set()
-        found = self._first_answers(grid, min_nodes, timeout)
-        holders: dict[bytes, int] = {}
-        for node_id, digests in found.items():
-            for digest in digests:
-                if digest in holders:
-                    raise ValueError(
-                        f"Nodes {holders[digest]} and {node_id} hold a client of the same id. "
-                        "Ids must be unique over all nodes: begin them with the name of the node, "
-                        "unless it is the same person, who must then be on one node."
-                    )
-                holders[digest] = node_id
-        self._digests = sorted(holders)
-        self._holders = holders
+        self._holders: dict[bytes, int] = {}
+        num_nodes = 0
+        while True:
+            connected = list(grid.get_node_ids())
+            # A node that does not answer leaves some time for those that connect later.
+            left = max(end - time.monotonic(), 0.1 * timeout)
+            for node_id, digests in self._answers(connected, left).items():
+                num_nodes += 1
+                for digest in digests:
+                    holder = self._holders.setdefault(digest, node_id)
+                    if holder != node_id:
+                        raise ValueError(
+                            f"Nodes {holder} and {node_id} hold a client of the same id. Ids must "
+                            "be unique over all nodes: begin them with the name of the node, "
+                            "unless it is the same person, who must then be on one node."
+                        )
+            if num_nodes >= min_nodes:
+                break
+            if time.monotonic() > end:
+                reasons = dict.fromkeys(self._reasons.values())
+                raise ValueError(
+                    f"{num_nodes} of {len(connected)} connected nodes can take part after "
+                    f"{timeout:g} seconds, and min_nodes={min_nodes}, so nothing was trained. "
+                    f"Reasons: {'; '.join(reasons) or 'others did not answer'}"
+                )
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        self._digests = sorted(self._holders)
 
     def __len__(self) -> int:
         return len(self._digests)
 
-    def take_back(self, grid: Grid, connected: Sequence[int]) -> None:
-        """Ask new nodes whether they hold clients of nodes that are gone, and read their answers.
+    def by_node(self, numbers: Iterable[int]) -> dict[int, dict[bytes, int]]:
+        """Return the numbers of some clients by their digests, for each connected node.
 
-        A node that was restarted may have another number. Clients that were not there when the run
-        began take part in the next run. Nobody waits for the answers: they count from the round on
-        that finds them.
-
-        Args:
-            grid: Flower's grid.
-            connected: The nodes that are connected.
-        """
-        for node_id, digests in self._look(grid, connected).items():
-            for digest in digests:
-                if digest in self._holders and self._holders[digest] not in connected:
-                    self._holders[digest] = node_id
-
-    def by_node(
-        self, numbers: Iterable[int], connected: Sequence[int]
-    ) -> dict[int, tuple[list[bytes], list[int]]]:
-        """Return the digests and numbers of some clients, by the connected node that holds them.
+        New nodes are asked whether they hold clients of nodes that are gone: a node that was
+        restarted may have another number. Clients that were not there when the run began take part
+        in the next run.
 
         Args:
             numbers: The numbers of the clients.
-            connected: The nodes that are connected.
         """
-        found: dict[int, tuple[list[bytes], list[int]]] = {}
+        connected = list(self._grid.get_node_ids())
+        for node_id, digests in self._answers(connected, self._timeout).items():
+            for digest in digests:
+                if digest in self._holders and self._holders[digest] not in connected:
+                    self._holders[digest] = node_id
+        found: dict[int, dict[bytes, int]] = {}
         for number in map(int, numbers):
             digest = self._digests[number]
-            node_id = self._holders[digest]
-            if node_id in connected:
-                digests, of_node = found.setdefault(node_id, ([], []))
-                digests.append(digest)
-                of_node.append(number)
+            if self._holders[digest] in connected:
+                found.setdefault(self._holders[digest], {})[digest] = number
         return found
 
-    def _first_answers(self, grid: Grid, min_nodes: int, timeout: float) -> dict[int, list[bytes]]:
-        """Return the digests of the clients of each node that answers in time."""
-        end = time.monotonic() + timeout
-        answers: dict[int, list[bytes]] = {}
-        while True:
-            connected = set(grid.get_node_ids())
-            answers |= self._look(grid, connected)
-            is_late = time.monotonic() > end
-            if len(answers) >= min_nodes and (is_late or connected <= {*answers, *self._reasons}):
-                return answers
-            if is_late:
-                reasons = (
-                    "; ".join(dict.fromkeys(self._reasons.values())) or "others did not answer"
-                )
-                raise ValueError(
-                    f"{len(answers)} of {len(connected)} connected nodes can take part after "
-                    f"{timeout:g} seconds, and min_nodes={min_nodes}, so nothing was trained. "
-                    f"Reasons: {reasons}"
-                )
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-
-    def _look(self, grid: Grid, connected: Iterable[int]) -> dict[int, list[bytes]]:
-        """Ask nodes that were not asked yet, and return the answers that are there."""
-        if new := sorted(set(connected) - self._asked):
-            self._asked |= set(new)
-            questions = [
-                Message(RecordDict(), dst_node_id=node_id, message_type=MessageType.QUERY)
-                for node_id in new
-            ]
-            self._waiting |= set(grid.push_messages(questions))
-        answers: dict[int, list[bytes]] = {}
-        for reply in list(grid.pull_messages(self._waiting)) if self._waiting else []:
-            self._waiting.discard(reply.metadata.reply_to_message_id)
-            digests, reason = messages.received(reply, messages.digests_of)
-            if digests is None:
-                self._reasons[reply.metadata.src_node_id] = reason
-            else:
-                answers[reply.metadata.src_node_id] = digests
-        return answers
+    def _answers(self, connected: Iterable[int], timeout: float) -> dict[int, list[bytes]]:
+        """Ask the nodes that were not asked yet, and return the digests of their clients."""
+        new = sorted(set(connected) - self._asked)
+        self._asked |= set(new)
+        kind = MessageType.QUERY
+        asked = [Message(RecordDict(), dst_node_id=each, message_type=kind) for each in new]
+        replies = self._grid.send_and_receive(asked, timeout=timeout) if asked else []
+        found, reasons = messages.received(replies, messages.digests_of)
+        self._reasons |= reasons
+        return found

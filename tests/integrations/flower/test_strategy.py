@@ -38,8 +38,8 @@ def trained(grid, num_rounds=4, model=None, **options):
 def in_one_process(num_rounds=4, users=range(app.NUM_USERS)):
     """Return a model that `fit` has trained, on users in the order of their digests."""
     x, y, ids = app.examples()
-    digest = lambda user: messages.digests_of(messages.query_reply([user]))  # noqa: E731
-    clients = ka.federated.ClientData.from_arrays(x, y, ids).subset(sorted(users, key=digest))
+    users = sorted(users, key=messages.digest_of)
+    clients = ka.federated.ClientData.from_arrays(x, y, ids).subset(users)
     model = app.build_model()
     model.fit(clients, cohort_size=app.COHORT, epochs=num_rounds, steps_per_epoch=1, verbose=0)
     return model
@@ -88,14 +88,14 @@ def test_a_node_that_fails_later_adds_nothing(harm):
         grid = grid_of()
         model = app.build_model()
         strategy = server_strategy(model, app.COHORT)
-        ask = grid.push_messages
+        ask = grid.send_and_receive
 
-        def after_the_questions(messages, each=each, grid=grid, ask=ask):
+        def after_the_questions(messages, each=each, grid=grid, ask=ask, **options):
             found = ask(messages)
             each(grid)
             return found
 
-        grid.push_messages = after_the_questions
+        grid.send_and_receive = after_the_questions
         strategy.start(grid, num_rounds=3, timeout=1.0)
         assert model.privacy_ledger.steps == 3
         assert (12, "train") in grid.asked
@@ -104,41 +104,25 @@ def test_a_node_that_fails_later_adds_nothing(harm):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_a_node_that_is_restarted_takes_its_clients_back():
-    grid = grid_of()
-    model = app.build_model()
-    strategy = server_strategy(model, app.COHORT)
-    begin = strategy.configure_train
-
-    def restarted(server_round, *arguments):
-        if server_round == 2:
-            del grid.numbers[12]
-        if server_round == 3:
-            grid.numbers[99] = 1
-        return begin(server_round, *arguments)
-
-    strategy.configure_train = restarted
-    strategy.start(grid, num_rounds=6, timeout=1.0)
-    by_round = [node for node, kind in grid.asked if kind == "train"]
-    assert 12 in by_round
-    assert 99 in by_round
-    assert model.privacy_ledger.steps == 6
-
-
-def test_clients_that_come_later_wait_for_the_next_run():
+def test_a_restarted_node_takes_its_clients_back_and_new_clients_wait_for_the_next_run():
     grid = grid_of({11: 0, 12: 1})
     strategy = server_strategy(app.build_model(), app.COHORT)
     begin = strategy.configure_train
 
-    def joined(server_round, *arguments):
-        grid.numbers[13] = 2
+    def changed(server_round, *arguments):
+        if server_round == 2:
+            del grid.numbers[12]
+        if server_round == 3:
+            grid.numbers |= {99: 1, 13: 2}
         return begin(server_round, *arguments)
 
-    strategy.configure_train = joined
-    strategy.start(grid, num_rounds=3, timeout=1.0)
+    strategy.configure_train = changed
+    strategy.start(grid, num_rounds=6, timeout=1.0)
+    trained_on = {node for node, kind in grid.asked if kind == "train"}
+    assert trained_on == {11, 12, 99}
     assert (13, "query") in grid.asked
-    assert (13, "train") not in grid.asked
-    assert strategy.model.privacy_ledger.rows[0].num_examples == 20
+    (row,) = strategy.model.privacy_ledger.rows
+    assert (row.steps, row.num_examples) == (6, 20)
 
 
 def test_one_id_on_two_nodes_is_refused():
