@@ -23,6 +23,7 @@ A variable that the forward pass assigns would carry data past clipping and nois
 value does not depend on the rows. So would anything else that a pass leaves behind.
 """
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -42,6 +43,8 @@ NUM_ROWS = 8
 _FEW = 2
 # The state at which derivatives are taken, the first one that moves every variable.
 _DIFFERENTIATED = 1
+# Columns of an input that are looked at to name those with which a model does not run.
+_MOST_COLUMNS = 100
 # How far numbers may differ, as a share of the largest one: those of the same pass where these do
 # not repeat to the last bit, those of rows in other places, and of batches of two sizes.
 _REPEATED, _PLACES, _COUNTS = 1e-4, 1e-4, 1e-3
@@ -192,7 +195,7 @@ class Examination:
                 values = self._bearable(values)
                 trial.use_variables(trial.variables, trained_only=True)
         what = "numbers that are not finite" if failure is None else f"an error ({failure})"
-        raise ValueError(self._told(f"{self._culprit()} yields {what}")) from failure
+        raise ValueError(self._told(self._culprits(what))) from failure
 
     def _compared(self, source: Source, values: list[Any]) -> list[PrivacyIssue]:
         """Compare a pass with others, for which rows were exchanged, moved or left out.
@@ -401,16 +404,32 @@ class Examination:
         kept = self._values_at(self._state, keeps_sign=True)
         return with_moved(numbers, with_moved(numbers, self._values_at(0), kept), values)
 
-    def _culprit(self) -> str:
-        """Return the layer that fails, or whose output is not finite, as the model is now."""
-        trial = self._trial
-        given = self._rows((len(trial.sample.sources) - 1, False))
-        first, _ = backend.attempt(self._first, given, [each.value for each in trial.variables])
+    def _culprits(self, what: str) -> str:
+        """Return a sentence on the layer and the columns with which nothing can be compared."""
+        trial, sample = self._trial, self._trial.sample
+        present = [each.value for each in trial.variables]
+        given = self._rows((len(sample.sources) - 1, False))
+        first, _ = backend.attempt(self._first, given, present)
         parts: list[Any] = trial.running[-1:]
         if first is not None:
             pairs = zip(first.parts, first.digests, strict=True)
             parts = [part for part, each in pairs if not np.isfinite(each).all()]
-        return f"layer {parts[0].name!r}" if parts else "a layer"
+        undeclared = [n for n in sample.undeclared if given[n].dtype.kind in "fiu"]
+        calm = [each * (number not in undeclared) for number, each in enumerate(given)]
+        is_calm, columns = self._shows(calm, present), list[str]()
+        for number in () if self._shows(given, present) else undeclared:
+            for column in itertools.islice(np.ndindex(given[number].shape[1:]), _MOST_COLUMNS):
+                tried, place = list(calm if is_calm else given), (slice(None), *column)
+                # Beside zeros if the model takes them, or in all columns.
+                tried[number] = tried[number].copy()
+                tried[number].T[...] = tried[number].T if is_calm else given[number][place]
+                tried[number][place] = given[number][place]
+                if not self._shows(tried, present):
+                    at = column[0] if len(column) == 1 else column
+                    columns.append(f"{sample.names[number]!r}, column {at}")
+        columns = columns or [repr(sample.names[number]) for number in sample.undeclared]
+        where = f"layer {parts[0].name!r}" if parts else "a layer"
+        return f"{where} yields {what} (inputs that no layer declares: {'; '.join(columns)})"
 
     def _told(self, reason: str) -> str:
         """Return the error for a model of which the made-up rows show nothing."""

@@ -174,6 +174,15 @@ class SampleRows:
             sources.append(of_data + [_of_columns(value, words) for value in parts])
         return sources
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the inputs, for messages."""
+        paths = keras.tree.flatten_with_path(self.structure[0])
+        named = [".".join(map(str, path)) for path, _ in paths]
+        of_model = [tensor.name for tensor in getattr(self._model, "inputs", None) or ()]
+        is_named = len(of_model) == len(named) and "keras_tensor" not in "".join(of_model)
+        return of_model if is_named else [name or "x" for name in named]
+
     def of_inputs(self) -> "SampleRows":
         """Return the same rows of the one input alone, as an augmentation takes them."""
         alone = copy.copy(self)

@@ -48,10 +48,10 @@ def pyarrow_tables(_):
 
 
 def several_inputs(_):
-    inputs = {name: keras.Input((4,), name=name) for name in ("a", "b")}
-    outputs = layers.Dense(3)(layers.Add()(list(inputs.values())))
-    for structure, x in ((inputs, {"a": X, "b": X}), (list(inputs.values()), (X, X))):
-        fit(x, Y, model=helpers.compiled(ka.PrivateModel(structure, outputs)))
+    for take, x in ((dict, {"a": X, "b": X}), (lambda inputs: list(inputs.values()), (X, X))):
+        inputs = {name: keras.Input((4,), name=name) for name in ("a", "b")}
+        outputs = layers.Dense(3)(layers.Add()(list(inputs.values())))
+        fit(x, Y, model=helpers.compiled(ka.PrivateModel(take(inputs), outputs)))
 
 
 def tf_data(_):

@@ -73,6 +73,20 @@ def test_a_wrong_rule_behind_zeros_is_not_used(is_off, monkeypatch):
     assert reason in model.gradient_plan.looped_reason
 
 
+def test_columns_of_numbers_in_front_of_a_table_train_with_the_plan_of_ids():
+    """Numbers of other columns are no ids: they would crash, or yield what is no number."""
+    inputs = keras.Input((5,))
+    ids, rest = layers.Lambda(lambda x: x[:, 3:])(inputs), layers.Lambda(lambda x: x[:, :3])(inputs)
+    words = layers.Flatten()(layers.Embedding(40, 4)(ids))
+    hidden = layers.Concatenate()([words, rest])
+    model = helpers.compiled(ka.PrivateModel(inputs, layers.Dense(3)(hidden)))
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 40, (NUM_ROWS, 2))
+    x = np.concatenate([rng.normal(scale=100.0, size=(NUM_ROWS, 3)), ids], axis=1)
+    fit(model, x.astype("float32"), helpers.labels(NUM_ROWS))
+    assert model.gradient_plan.is_layerwise
+
+
 class Table(layers.Layer):
     """Looks up rows of a table that nothing declares, and has those from 5 to 12."""
 
@@ -129,11 +143,11 @@ def test_a_plan_that_is_wrong_within_the_range_of_the_data_is_refused(make, x, r
     assert not given.gradient_plan.is_layerwise
 
 
-def test_rows_that_do_not_run_are_refused_with_the_layer():
+def test_rows_that_do_not_run_are_refused_with_layer_and_column():
     """The ids of the second column are not in the table."""
     model, x = model_of_ids(), ids()
     x[:, 1] = 99
-    with pytest.raises(ValueError, match=r"layer 'lookup' yields .*input_ranges="):
+    with pytest.raises(ValueError, match=r"layer 'lookup'.*'words', column 1.*input_ranges="):
         fit(model, x, helpers.labels(NUM_ROWS))
     assert model.privacy_ledger.steps == 0
 
