@@ -12,7 +12,7 @@ import numpy as np
 from keras_adaclip._checks import check_between_0_and_1, check_choice, check_integer
 from keras_adaclip.federated import client_sources as sources
 from keras_adaclip.federated.client_sources import Examples, copied, num_rows, rows_of
-from keras_adaclip.sampling import as_arrays, common_length
+from keras_adaclip.sampling import as_arrays, common_length, reading
 
 # What the random numbers of a client are for.
 _OF_CLIENTS, _OF_EXAMPLES = 1, 2
@@ -338,13 +338,9 @@ class _OfFunction(ClientData):
     def examples_at(self, position: int) -> Examples:
         """Return the arrays `(x, y)` of one client."""
         client_id = self.client_ids[position]
-        try:
+        with reading(f"Client {client_id!r}"):
             found = self._read(client_id)
             examples = copied(found if _is_pair(found) else (found, None))
-        except Exception as error:
-            raise RuntimeError(
-                f"Client {client_id!r} could not be read: {type(error).__name__}: {error}"
-            ) from error
         if self._num_examples is not None and num_rows(examples) != self._num_examples[position]:
             raise ValueError(
                 f"Client {client_id!r} has another number of examples than `num_examples` says. "

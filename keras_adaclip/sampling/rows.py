@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -127,15 +127,10 @@ class SourceRows:
 
     def _example(self, number: int) -> Parts:
         """Return the parts of an example by name."""
-        # The user's code may raise anything.
-        try:
+        with reading(f"Example {number} of the source"):
             example = self._source[number]
             if self._function is not None:
                 example = self._function(example)
-        except Exception as error:
-            raise RuntimeError(
-                f"Example {number} of the source could not be read: {type(error).__name__}: {error}"
-            ) from error
         return parts_of(example, number)
 
     def _fills_the_same_arrays(self) -> bool:
@@ -145,6 +140,16 @@ class SourceRows:
         examples = list(map(self._example, numbers.tolist()))
         memory = [address for example in examples for address in _memory_of(example)]
         return len(set(memory)) < len(memory)
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Name in errors what the user's code, which may raise anything, was reading."""
+    try:
+        yield
+    except Exception as error:
+        message = f"{what} could not be read: {type(error).__name__}: {error}"
+        raise RuntimeError(message) from error
 
 
 def _length_of(source: Any) -> int:

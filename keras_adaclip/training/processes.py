@@ -131,7 +131,8 @@ def refuse_other_settings(model: keras.Model, **others: Any) -> None:
         model: A compiled model, whose optimizers are compared.
         **others: What else all processes must have alike.
     """
-    refuse_different(optimizer=model.optimizer.get_config(), **others)
+    if backend.num_processes() > 1:
+        refuse_different(optimizer=model.optimizer.get_config(), **others)
 
 
 def refuse_disagreement(model: keras.Model, data: "TrainingData") -> None:

@@ -401,7 +401,7 @@ def _all_values(hyperparameter: kinds.HyperParameter) -> list[Any]:
 
 
 class _ReadBeforeChosenError(BaseException):
-    """A plan has read a hyperparameter without a value; no `except Exception` keeps this."""
+    """A plan has read a hyperparameter without a value; no handler of `Exception` keeps this."""
 
 
 class _ChosenValues(collections.UserDict[str, Any]):
