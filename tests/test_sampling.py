@@ -279,7 +279,7 @@ ALL, TWO = np.ones(NUM, bool), ProcessShare((NUM, 1), 0, (1,), {})
         ({"x": numbered(0)}, ValueError, "at least one example"),
         ({"x": np.float32(1.0)}, TypeError, "first axis counts the examples"),
         ({"x": np.array([None] * 6)}, TypeError, "first axis counts the examples"),
-        ({"seed": -1}, ValueError, "`seed` must not be negative"),
+        ({"seed": -1}, ValueError, "`seed` must be at least 0"),
         ({"present": np.ones(5, bool)}, ValueError, "`present` must be a bool array"),
         ({"present": np.ones(NUM)}, ValueError, "`present` must be a bool array"),
         ({"present": ALL, "num_present": 21}, ValueError, "num_present"),
