@@ -2,8 +2,9 @@
 
     python -m tests.tiers once | contract-BACKEND | rest
 
-prints paths for pytest. *once*: no test of these depends on the backend. *contract*: what must hold
-on every backend, and what the table of faults names for this one. *rest*: all others, on PyTorch.
+prints paths for pytest. *once*: no test of these depends on the backend. *contract*: what differs
+between the backends, and the tests that the table of faults names for this one, on PyTorch with the
+files that they are in. *rest*: all others, on PyTorch.
 So the gate runs every fast test on PyTorch; `make test-all` runs every test on every backend.
 """
 
@@ -31,19 +32,28 @@ ONCE = (
     "tests/tuners",
 )
 _RULES = (
-    *("ledger", "metrics", "noise_keys", "noise_scale", "passes", "refilled_arrays", "rounding"),
-    *("saved_state", "schedules", "secret_draws", "steps"),
+    *("ledger", "metrics", "noise_keys", "noise_scale", "refilled_arrays", "rounding"),
+    *("saved_state", "secret_draws", "steps"),
+)
+_SCHEDULES = (
+    "test_a_scheduled_threshold_clips_step_by_step",
+    "test_each_epoch_has_the_noise_of_its_first_step",
+)
+_REFUSALS = (
+    "test_a_model_that_would_not_be_private_is_refused",
+    "test_a_layer_that_changes_between_fits_is_refused_where_the_step_is_compiled_again",
 )
 _GRADIENTS = ("architectures", "cancellation", "not_finite", "precision", "recurrent")
 # Where the backends differ. All other tests run on PyTorch.
 _CONTRACT = (
     "tests/backend",
-    "tests/clipping/test_adaptive.py",
     "tests/federated/test_round.py",
     *(f"tests/gradients/test_{kind}.py" for kind in _GRADIENTS),
     "tests/models/test_golden_runs.py",
-    "tests/models/test_refusals.py",
+    *(f"tests/models/test_refusals.py::{name}" for name in _REFUSALS),
+    "tests/models/test_strings.py",
     *(f"tests/soundness/test_rules_{rules}.py" for rules in _RULES),
+    *(f"tests/soundness/test_rules_schedules.py::{name}" for name in _SCHEDULES),
 )
 # Minutes each: `make test-all` alone runs them.
 NIGHTLY = (
@@ -59,9 +69,11 @@ _APART = ("tests/golden",)
 def contract(backend: str) -> list[str]:
     """The paths of the tests that must pass on a backend."""
     faults = (fault.tests.split() for fault in FAULTS if fault.backend == backend)
-    named = (test.partition("::")[0] for test in itertools.chain.from_iterable(faults))
-    wanted = sorted({*_CONTRACT, *(path for path in named if not _within(path, ONCE))})
-    return [path for path in wanted if not _within(path, set(wanted) - {path})]
+    wanted = {*_CONTRACT, *itertools.chain.from_iterable(faults)}
+    if backend == "torch":
+        wanted = {test.partition("::")[0] for test in wanted}
+    wanted = {test for test in wanted if not _within(test, ONCE)}
+    return sorted(test for test in wanted if not _within(test, wanted - {test}))
 
 
 def rest() -> list[str]:
@@ -82,7 +94,7 @@ def rest() -> list[str]:
 
 
 def _within(path: str, others: object) -> bool:
-    return any(path == other or path.startswith(f"{other}/") for other in others)
+    return any(path == other or path.startswith((f"{other}/", f"{other}::")) for other in others)
 
 
 def _is_code(path: Path) -> bool:
@@ -93,6 +105,6 @@ if __name__ == "__main__":
     (tier,) = sys.argv[1:]
     name, _, backend = tier.partition("-")
     paths = {"once": ONCE, "contract": contract(backend), "rest": rest()}[name]
-    if missing := [path for path in paths if not (ROOT / path).exists()]:
+    if missing := [path for path in paths if not (ROOT / path.partition("::")[0]).exists()]:
         sys.exit(f"tests/tiers.py names what is not there: {', '.join(missing)}")
     print(*paths)
