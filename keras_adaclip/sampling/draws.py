@@ -56,6 +56,8 @@ class ProcessShare:
 
     def part_of(self, units: np.ndarray) -> tuple[np.ndarray, int]:
         """Return this process's units of a draw, by their numbers here; and the largest part."""
+        if len(self.units_of_processes) == 1:
+            return units, len(units)
         processes = self.process_of(units)
         own = units[processes == self.number] - self.first_unit
         return own, int(np.bincount(processes, minlength=1).max())
