@@ -24,7 +24,7 @@ FOLDERS = {
     "gradients": (1_758, 17),
     "federated": (1_727, 15),
     "training": (1_644, 11),
-    "backend": (1_397, 10),
+    "backend": (1_399, 10),
     "examination": (1_140, 8),
     "tuners": (1_059, 7),
     "optimizers": (1_042, 7),
