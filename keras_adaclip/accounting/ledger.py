@@ -15,7 +15,7 @@ a budget.
 import dataclasses
 import json
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,8 @@ class Ledger:
     """Rows of what ran. The last row is the one that is running.
 
     Rows without steps are dropped, except the last, which may be about to run, and no other row has
-    an open release. Iteration joins the rows of all owners of a mechanism.
+    an open release. Rows of one mechanism and owner become one. Iteration joins the rows of all
+    owners of a mechanism.
 
     Args:
         rows: The rows, one for each mechanism of each owner.
@@ -69,6 +70,11 @@ class Ledger:
                 "they do not add up to an epsilon for either. Train a model in one way only, or "
                 "begin with weights that have not been trained on these data."
             )
+        joined = dict[object, LedgerRow]()
+        for row in rows:
+            earlier = joined.pop(row.key, None)
+            joined[row.key] = row if earlier is None else row.plus(earlier)
+        rows = tuple(joined.values())
         closed = (row.begin_segment() if row.free_steps else row for row in rows[:-1])
         kept = (*(row for row in closed if row.steps > 0), *rows[-1:])
         object.__setattr__(self, "rows", kept)
@@ -240,15 +246,17 @@ class Ledger:
             ValueError: If it is no ledger, or the numbers of a row are impossible.
         """
         try:
-            document = json.loads(text)
+            document = _complete(json.loads(text, object_pairs_hook=_unique), cls)
+            if not isinstance(document["rows"], list):
+                raise TypeError("`rows` is no list")
             rows = []
             for fields in document["rows"]:
-                cost = fields["selection"]
-                cost = None if cost is None else SelectionCost(**cost)
+                cost = _complete(fields, LedgerRow)["selection"]
+                cost = None if cost is None else SelectionCost(**_complete(cost, SelectionCost))
                 rows.append(LedgerRow(**{**fields, "selection": cost}))
             delta = document["promised_delta"]
             return cls(tuple(rows), delta if delta == 1 else check_between_0_and_1("delta", delta))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"The privacy ledger is damaged: it must be the text that `to_json` has written. "
                 f"Load another copy of it. Received: {error}"
@@ -274,3 +282,19 @@ class Ledger:
             ValueError: If they are no ledger, or the numbers of a row are impossible.
         """
         return cls.from_json(np.asarray(values).astype(np.uint8).tobytes())
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the entries of a JSON object, none of which may be there twice."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError(f"an entry is there twice in {[name for name, _ in pairs]}")
+    return entries
+
+
+def _complete(entries: Any, kind: type[Any]) -> dict[str, Any]:
+    """Return the entries of a JSON object, which must be the fields of a dataclass."""
+    names = {each.name for each in dataclasses.fields(kind)}
+    if not isinstance(entries, dict) or entries.keys() != names:
+        raise ValueError(f"a {kind.__name__} has the entries {sorted(names)}, not {entries!r:.200}")
+    return entries

@@ -30,7 +30,8 @@ _OWN_VARIABLES = "vars"
 # The part of a model that holds its ledger.
 _PART = "ledger_in_files"
 _OPTIMIZER = "optimizer"
-_MOST_NUMBERS = 1 << 20
+# Bytes of a ledger of 300,000 rows.
+_MOST_NUMBERS = 1 << 26
 # Keras does not compress the weights. Beyond this, a small file would fill the memory.
 _MOST_EXPANSION = 100
 _TEXTS = ("unit", "clipping", "seeds", "tuning", "model_name")
@@ -184,8 +185,9 @@ def _values(group: Any, key: str) -> Any:
     is_small = table.size <= _MOST_NUMBERS and table.chunks is None
     if not is_small or table.dtype.kind not in "iuf":
         raise ValueError(
-            f"The privacy ledger is damaged: {key!r} must be a small table of numbers, not in "
-            f"chunks. Received: {table.size} values of type {table.dtype}, chunks={table.chunks}"
+            f"The privacy ledger is damaged: {key!r} must be a table of at most "
+            f"{_MOST_NUMBERS:,} numbers, not in chunks. Received: {table.size:,} values of type "
+            f"{table.dtype}, chunks={table.chunks}"
         )
     return np.asarray(table)
 

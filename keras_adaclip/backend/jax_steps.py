@@ -30,8 +30,8 @@ from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
 from keras_adaclip.backend.counter_gaussian import rounded_size, standard_normal, threefry
 from keras_adaclip.backend.jax_gradients import purified
 
-# What examines a model runs a few times only. It compiles in half of the time with the first option,
-# and in a third with both, which make large batches take twice as long.
+# What examines a model runs a few times only. It compiles in half of the time with the first option
+# and in a third with both, with which large batches take twice as long.
 _QUICK_COMPILATION = {"xla_cpu_use_fusion_emitters": False}
 _QUICKEST_COMPILATION = {"xla_backend_optimization_level": "0", **_QUICK_COMPILATION}
 _MANY_NUMBERS = 1 << 19

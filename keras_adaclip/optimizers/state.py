@@ -15,6 +15,7 @@ earlier value lowers no count.
 
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -242,6 +243,8 @@ class Account:
         self._known, self.lost = ledger or Ledger(), lost
         self.is_open, self._is_built, self._owner = False, False, 0
         self.used_seeds, self._process = frozenset[int](), os.getpid()
+        # A thread may read the ledger while another one includes steps.
+        self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: Any) -> "Account":
         return self
@@ -286,11 +289,12 @@ class Account:
     @property
     def ledger(self) -> Ledger:
         """All rows with at least one step, and the current row if it was opened."""
-        self.renew_after_fork()
-        current = self.current_row()
-        rows = (current,) if self.is_open or current.steps > 0 else ()
-        self._known = Ledger(rows).merge(self._known)
-        return self._known
+        with self._lock:
+            self.renew_after_fork()
+            current = self.current_row()
+            rows = (current,) if self.is_open or current.steps > 0 else ()
+            self._known = Ledger(rows).merge(self._known)
+            return self._known
 
     def was_reset(self) -> bool:
         """Return whether the variable has been set back to fewer steps than the host has seen."""
@@ -317,8 +321,9 @@ class Account:
 
     def include(self, other: Ledger) -> None:
         """Raise the ledger to cover another one; it is never lowered."""
-        Account.num_inclusions += 1
-        self._known = self.ledger.merge(other)
+        with self._lock:
+            Account.num_inclusions += 1
+            self._known = self.ledger.merge(other)
 
     def renew_after_fork(self) -> None:
         """Count later steps under another owner, and with another key, in a forked process.

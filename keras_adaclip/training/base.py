@@ -209,8 +209,8 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             self._open_ledger(data)
             refuse_disagreement(self, data)
             variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]
-            weights.begin_run(self.weights)
             try:
+                weights.begin_run(self.weights)
                 with backend.keep_variables(variables), keras_private.built_already(self):
                     yield
             finally:

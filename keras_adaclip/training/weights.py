@@ -51,24 +51,27 @@ def begin_run(weights: Sequence[keras.Variable]) -> None:
 
     Those that something else has changed before are marked for good.
     """
-    for variable in weights:
-        if _is_unchanged(variable) is False:
+    # All digests first: where taking them is interrupted, nothing is marked.
+    for variable, unchanged in [(each, _is_unchanged(each)) for each in weights]:
+        if unchanged is False:
             _remember(variable, CHANGED)
         elif _remembered(variable) != UNWATCHED:
             _remember(variable, _IN_RUN)
 
 
 def end_run(weights: Sequence[keras.Variable], take_digests: bool = True) -> None:
-    """Remember the weights at the end of a run of steps.
+    """Remember the weights at the end of a run of steps, those that `begin_run` has marked.
 
     Args:
         weights: The weights of a model.
         take_digests: Whether digests are taken, which reads all weights once. Otherwise it is
             unknown from here on whether the weights have changed, also after later runs.
     """
-    for variable in weights:
-        if _remembered(variable) not in (CHANGED, UNWATCHED):
-            _remember(variable, _digest(variable) if take_digests else UNWATCHED)
+    changed = [variable for variable in weights if _remembered(variable) == _IN_RUN]
+    for variable in changed:  # Where taking digests is interrupted, this stays.
+        _remember(variable, UNWATCHED)
+    for variable in changed if take_digests else ():
+        _remember(variable, _digest(variable))
 
 
 def weights_are_unchanged(weights: Sequence[keras.Variable]) -> bool | None:

@@ -92,7 +92,8 @@ def test_a_ledger_is_about_examples_or_about_clients():
         ("steps", True, "`steps` must be an integer"),
         ("owner", 2**63, "`owner` must lie between"),
         ("noise_multiplier", math.nan, "must be finite"),
-        ("elsewhere", 1, "unexpected keyword"),
+        ("noise_multiplier", 10**400, "too large"),
+        ("elsewhere", 1, "has the entries"),
     ],
 )
 def test_impossible_rows_are_refused(field, value, message):
@@ -100,6 +101,31 @@ def test_impossible_rows_are_refused(field, value, message):
     document["rows"][0][field] = value
     with pytest.raises(ValueError, match=f"damaged.*{message}"):
         Ledger.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("found", "put", "message"),
+    [
+        ('"steps": 5, ', "", "has the entries"),
+        ('"steps": 5, ', '"steps": 5, "steps": 1, ', "there twice"),
+        ('"rows": ', '"rows": {}, "other": ', "has the entries"),
+        ("null", 100_000 * "[", "damaged"),
+    ],
+)
+def test_texts_that_were_never_written_are_refused(found, put, message):
+    text = Ledger((row(Sampling.SHUFFLE, steps=5),)).to_json()
+    assert found in text
+    with pytest.raises(ValueError, match=message):
+        Ledger.from_json(text.replace(found, put))
+    with pytest.raises(ValueError, match="no list"):
+        Ledger.from_json('{"rows": {}, "promised_delta": 1.0}')
+
+
+def test_rows_of_one_mechanism_and_owner_add_up():
+    once = dataclasses.replace(row(Sampling.STREAM, steps=5), owner=3)
+    twice = Ledger((once, once))
+    assert [each.steps for each in twice.rows] == [10]
+    assert Ledger().merge(twice).steps == twice.merge(Ledger()).steps == twice.steps == 10
 
 
 @given(ledger=LEDGERS, places=st.lists(st.integers(0, 6), max_size=3))

@@ -411,9 +411,9 @@ optimizers/test_ledger_state.py::test_no_sequence_of_events_loses_a_step_or_coun
 + row = row.emptied()
 # steps that a file holds are counted again within them | optimizers/state.py
 optimizers/test_ledger_state.py::test_no_sequence_of_events_loses_a_step_or_counts_it_twice
--         self._known = Ledger(rows).merge(self._known)
--         return self._known
-+         return Ledger(rows).merge(self._known)
+- self._known = Ledger(rows).merge(self._known)
+-             return self._known
++ return Ledger(rows).merge(self._known)
 # layers of a loaded model forget its ledger | training/spending.py
 models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger
 - weights.put_on_account([*variables, *layers], own)
@@ -758,6 +758,10 @@ models/test_saving.py::test_the_state_of_another_optimizer_is_refused_and_its_le
 soundness/test_rules_ledger.py::test_layers_that_are_quantized_carry_the_ledger_on
 - weights.put_on_account([*variables, *layers], own)
 + weights.put_on_account(variables, own)
+# weights count as changed by private training after digests were interrupted | training/weights.py
+models/test_saving.py::test_an_interruption_while_digests_are_taken_hides_no_change
+- _remember(variable, UNWATCHED)
++ pass
 # digests of a file taken for weights that do not fit it | training/saved_state.py
 models/test_saving.py::test_weights_that_do_not_fit_a_file_keep_what_is_known_of_them
 - if not (skip_mismatch or kwargs):

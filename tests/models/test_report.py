@@ -294,7 +294,7 @@ FILES = {
     "virtual": (with_weights(with_virtual_data), "no privacy ledger"),
     "large chunk": (with_shape((1, 11), "int64", **CHUNKS), "not in chunks"),
     "compressed": (with_compressed_zeros, "must not be compressed"),
-    "huge": (with_shape((10**9, 11), "int32"), "damaged.*Received: 11000000000 values"),
+    "huge": (with_shape((10**9, 11), "int32"), "damaged.*Received: 11,000,000,000 values"),
     "text": (with_shape((2, 11), "S3"), "values of type"),
     "batch": (with_row(expected_batch_size=256), "must not exceed"),
     "noise": (with_row(noise_multiplier=-1.0), "not be negative"),

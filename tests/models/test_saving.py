@@ -231,6 +231,29 @@ def test_weights_that_private_runs_have_moved_are_those_that_they_left(tmp_path)
     assert unchanged(model) is None
 
 
+@pytest.mark.parametrize("digest", [2, 6], ids=["before the steps", "behind them"])
+def test_an_interruption_while_digests_are_taken_hides_no_change(digest, monkeypatch):
+    model = helpers.compiled()
+    trained(model, 1)
+    digests = iter(range(1, 9))
+    take = weights._digest
+
+    def interrupted(variable):
+        if next(digests) == digest:
+            raise KeyboardInterrupt
+        return take(variable)
+
+    monkeypatch.setattr(weights, "_digest", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained(model, 1)
+    monkeypatch.undo()
+    for variable in model.weights:
+        variable.assign(variable + 1.0)
+    assert not unchanged(model)
+    trained(model, 1)
+    assert not unchanged(model)
+
+
 # What does not fit, is damaged or of an earlier version
 
 

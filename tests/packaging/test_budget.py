@@ -20,14 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
-    "accounting": (1_974, 14),
+    "accounting": (1_992, 14),
     "gradients": (1_758, 17),
     "federated": (1_727, 15),
-    "training": (1_644, 11),
+    "training": (1_646, 11),
     "backend": (1_399, 10),
     "examination": (1_140, 8),
     "tuners": (1_059, 7),
-    "optimizers": (1_042, 7),
+    "optimizers": (1_046, 7),
     "sampling": (698, 7),
     "clipping": (643, 12),
     "models": (620, 6),
@@ -39,7 +39,7 @@ FOLDERS = {
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 23_756
+LINES_OF_TESTS = 23_809
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
 EXECUTED = {"before the first step": (51, 632), "in a step": (36, 217)}
 # How much smaller than its row a figure may be.
