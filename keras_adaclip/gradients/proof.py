@@ -74,7 +74,7 @@ def make_plan(
         found = (proof.objection(each) for each in batches)
         reason = next((each for each in found if each is not None), None)
         if of_data is not None and not reason:
-            of_ranges = proof.objection(of_data, may_choose=False)
+            of_ranges = proof.objection(of_data, may_choose=False, is_last=reason is None)
             # Where the made-up rows prove a plan, ranges that show nothing are no objection.
             if of_ranges or (of_ranges is None and reason is None):
                 raise refused_ranges(model, of_ranges or _NOTHING)
@@ -134,12 +134,13 @@ class _Proof:
         layers = keras_private.flatten_layers(model)
         self._is_half = any(each.compute_dtype in ("float16", "bfloat16") for each in layers)
 
-    def objection(self, batch: Batch, may_choose: bool = True) -> str | None:
+    def objection(self, batch: Batch, may_choose: bool = True, is_last: bool = False) -> str | None:
         """Return why the plan may not be exact: "" if it is, None if the rows show nothing.
 
         Args:
             batch: A few examples.
             may_choose: Whether rows that show too little are an objection too.
+            is_last: Whether an error with which no row has a plain gradient is raised.
         """
         plan, variables = self._plan, self._model.trainable_variables
         # Of these, the plan does not take derivatives as autodiff does.
@@ -151,11 +152,13 @@ class _Proof:
         }
         unseen = {n for n, each in enumerate(variables) if id(each) in of_rules & set(plan.forms)}
         found: list[bool] = []
+        failure: Exception | None = None
         for trial, kind in enumerate(_TRIALS):
             parts, values = _varied(batch, trial), self._moved(trial, *kind)
             alone = [(values, _rows(parts, slice(row, row + 1))) for row in range(2)]
             pair, error = backend.attempt(lambda each=alone: [self._plain([], g) for g in each])
             if error is not None:  # Some weights may not be moved so.
+                failure = failure or error
                 continue
             seen = {number for number, parts in enumerate(zip(*pair, strict=True)) if np.any(parts)}
             if not seen or not all(np.isfinite(part).all() for each in pair for part in each):
@@ -174,6 +177,8 @@ class _Proof:
         if found and may_choose:
             paths = ", ".join(repr(variables[number].path) for number in sorted(unseen))
             return f"gradients are zero, which proves nothing, of {paths}"
+        if failure is not None and is_last and not found:
+            raise failure
         return None
 
     def _agrees(self, planned: list[Any], one: list[Any], other: list[Any]) -> bool:
