@@ -424,8 +424,8 @@ models/test_saving.py::test_weights_that_moved_outside_are_said_to_have
 +     return True
 # private training hides what moved the weights before it | training/weights.py
 models/test_saving.py::test_weights_that_moved_outside_are_said_to_have
--             _remember(variable, CHANGED)
-+             pass
+- if unchanged is False:
++ if False:
 # the guard of Gram matrices does not grow with what is added up | gradients/outer_products.py
 gradients/test_cancellation.py::test_gram_matrices_of_inputs_that_nearly_cancel
 - ROUNDING * (min(block, size) + len(parts))
