@@ -248,7 +248,7 @@ class Ledger:
         try:
             document = _complete(json.loads(text, object_pairs_hook=_unique), cls)
             if not isinstance(document["rows"], list):
-                raise TypeError("`rows` is no list")
+                raise ValueError("`rows` is no list")
             rows = []
             for fields in document["rows"]:
                 cost = _complete(fields, LedgerRow)["selection"]
