@@ -153,7 +153,7 @@ class SumOverPositions(PerExampleGradient):
         self.factors = inputs, cotangents
         self.shape = tuple(shape)
 
-    def with_factors(self, inputs: Tensor, cotangents: Tensor) -> Any:
+    def _with_factors(self, inputs: Tensor, cotangents: Tensor) -> Any:
         """Return gradients of the same form with other factors.
 
         Args:
@@ -164,7 +164,7 @@ class SumOverPositions(PerExampleGradient):
 
     def rows(self, rows: slice) -> Any:
         """Return the gradients of some examples."""
-        return self.with_factors(*(value[rows] for value in self.factors))
+        return self._with_factors(*(value[rows] for value in self.factors))
 
     def merged(self, num_copies: int) -> "SumOverPositions":
         """Return the sums over consecutive examples, whose positions are concatenated."""
@@ -177,7 +177,7 @@ class SumOverPositions(PerExampleGradient):
             before, (positions, *after) = sizes[: self.axis - 1], sizes[self.axis - 1 :]
             return ops.reshape(value, (-1, *before, num_copies * positions, *after))
 
-        return self.with_factors(*map(concatenated, self.factors))
+        return self._with_factors(*map(concatenated, self.factors))
 
 
 class Lookup(SumOverPositions):
@@ -267,7 +267,7 @@ def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
     if len(sums) == len(parts) and len(kinds) == 1:
         factors = zip(*(part.factors for part in sums), strict=True)
         joined = (ops.concatenate(values, axis=sums[0].axis) for values in factors)
-        return sums[0].with_factors(*joined)
+        return sums[0]._with_factors(*joined)
     return Materialized(sum(part.materialize() for part in parts))
 
 
