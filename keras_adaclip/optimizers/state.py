@@ -222,7 +222,7 @@ class Account:
     """The ledger of weights: what the host knows, and the row in which an optimizer counts.
 
     Each weight and its layer remember the account that counts what they have learned. Copies of
-    them lead to the same account, and pickled ones to the ledger as it was.
+    a weight lead to the same account, and pickled ones to the ledger as it was.
 
     Args:
         ledger: what the host knows; later steps are in the variable alone.
