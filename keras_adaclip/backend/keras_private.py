@@ -332,7 +332,20 @@ def compiled_losses(model: keras.Model) -> list[Any]:
     return [entry.loss for entry in compiled_loss._flat_losses]
 
 
-def loss_tracker(model: keras.Model) -> keras.metrics.Metric:
+class LossOfCounted(keras.metrics.Mean):
+    """The mean loss, which remembers how many units of the epoch were left out."""
+
+    def __init__(self) -> None:
+        super().__init__(name="loss")
+        self.left_out = self.add_variable((), "zeros", name="left_out")
+
+    def count_left_out(self, left_out: Tensor) -> None:
+        """Count the units of a step that a bool tensor marks."""
+        number = keras.ops.sum(keras.ops.cast(left_out, self.left_out.dtype))
+        self.left_out.assign_add(number)
+
+
+def loss_tracker(model: keras.Model) -> LossOfCounted:
     """Return the metric that reports `loss`."""
     return model._loss_tracker
 

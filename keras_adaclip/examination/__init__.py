@@ -2,12 +2,17 @@
 
 from keras_adaclip.examination.comparisons import NUM_ROWS, Examination, Findings, examine
 from keras_adaclip.examination.issues import Finding, PrivacyIssue, refuse
+from keras_adaclip.examination.losses import (
+    LossFinding,
+    examine_loss,
+    handled_missing,
+    remark_on_unreached,
+)
 from keras_adaclip.examination.refusals import (
     batch_normalization_issues,
     compile_issues,
     issues_of_parts,
     layer_issues,
-    loss_issues,
     metric_issues,
     refuse_other_weights,
     refuse_unsupported,

@@ -3,44 +3,20 @@
 `fit` refuses a model with an issue and leaves it as it was.
 """
 
-import functools
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
-from keras import ops
 
 from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
-from keras_adaclip.examination.issues import (
-    OwnLoss,
-    PrivacyIssue,
-    batch_normalization_issue,
-    refuse,
-)
-from keras_adaclip.examination.rows import SampleRows
-from keras_adaclip.gradients import Batch
+from keras_adaclip.examination.issues import PrivacyIssue, batch_normalization_issue, refuse
 from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
 
-Tensor = Any
 # The methods of Keras's trainers (the third is that of JAX) that train.
 _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
-# Enough for several rows of one class, which losses that compare rows tell apart.
-_NUM_LOSS_ROWS = 6
-_MIXING_LOSS = (
-    "The loss of a batch is neither a mean nor a sum of the losses of its examples, so it compares "
-    "examples with each other; private training evaluates it on each example alone.",
-    "Use a loss that is defined for one example, such as those of `keras.losses`.",
-)
-_UNEXAMINED_LOSS = (
-    "The loss is zero or not finite on all made-up rows, so it is not known whether it compares "
-    "examples with each other.",
-    "Use a loss that is finite for targets within the range of each column of the data.",
-)
-_LOSS_TOLERANCE = 1e-3
 
 
 def issues_of_parts(model: keras.Model) -> list[PrivacyIssue]:
@@ -82,6 +58,12 @@ def layer_issues(model: keras.Model) -> list[PrivacyIssue]:
                 "Quantization to float8 replaces weights of its own by their gradients, which "
                 "are noise in private training.",
                 "Leave out `quantize('float8')`.",
+            )
+        elif isinstance(layer, keras.layers.TorchModuleWrapper) and own:
+            told = (
+                "Private steps differentiate Keras weights, and the weights of a PyTorch module "
+                "would get noise and no gradient.",
+                "Freeze it (`layer.trainable = False`), or write the module as a Keras layer.",
             )
         elif isinstance(layer, keras.layers.RNN) and layer.stateful:
             told = (
@@ -183,68 +165,3 @@ def metric_issues(model: keras.Model) -> list[PrivacyIssue]:
         for metric in keras_private.compiled_metrics(model)
         if not takes_weights(metric)
     ]
-
-
-def loss_issues(model: keras.Model, sample: SampleRows) -> list[PrivacyIssue]:
-    """Return the loss of the user's own if it compares the examples of a batch with each other.
-
-    A private step evaluates the loss on each example alone. If the loss of a batch is a mean (in
-    any weighting) or a sum of the losses of its examples, that is the same training. If not, as
-    with contrastive losses, the model would learn something else. Keras's own losses are not
-    examined: all of them have a value for one example alone.
-
-    Args:
-        model: A compiled and built model.
-        sample: Makes the rows up, with targets.
-    """
-    own = OwnLoss.of(model)
-    if own is None:
-        return []
-    # Where predictions are zero, so may be the loss.
-    judges = [functools.partial(_is_loss_separable, model, spread) for spread in (0.0, 0.3)]
-    is_separable = sample.first_shown(judges, _NUM_LOSS_ROWS)
-    if is_separable:
-        return []
-    told = _UNEXAMINED_LOSS if is_separable is None else _MIXING_LOSS
-    return [PrivacyIssue(own.name, *told)]
-
-
-def _is_loss_separable(model: keras.Model, spread: float, batch: Batch) -> bool | None:
-    """Return whether the loss of a batch is that of its rows; None if these show nothing.
-
-    Args:
-        model: A compiled and built model.
-        spread: What is added to the predictions at most.
-        batch: The rows.
-    """
-
-    def moved(value: Tensor) -> Tensor:
-        """Return other predictions, without their mask, so that no mask rescales anything."""
-        noise = np.random.default_rng(0).uniform(0.0, spread, tuple(value.shape))
-        return value + ops.cast(noise, value.dtype)
-
-    def loss(part: Batch) -> Tensor:
-        """Return the loss of some rows, with Keras's reduction."""
-        named = {} if part.y is None else {"y": part.y}
-        return ops.cast(gradients.compute_loss(model, **part.x, **named), "float32")
-
-    def losses(_: Any) -> list[Tensor]:
-        """Return the loss of the batch, twice, and the losses of its rows."""
-        y_pred = gradients.call_model(model, batch.x, training=False)
-        y_pred = keras.tree.map_structure(moved, y_pred)
-        whole = Batch({"x": batch.x, "y_pred": y_pred}, batch.y)
-        singles = [loss(whole.rows(row, 1)) for row in range(_NUM_LOSS_ROWS)]
-        return [loss(whole), loss(whole), ops.stack(singles)]
-
-    variables = [*model.variables, *model.metrics_variables]
-    ((value, again, singles),) = backend.evaluate_each(losses, variables, [()])
-    if not (np.isfinite(value) and (value or again or singles.any())):
-        return None
-    if not np.isclose(value, again, rtol=1e-5):
-        return True  # It draws random numbers, and cannot be judged.
-    if not np.isfinite(singles).all():
-        return False
-    # A weighted mean lies between the least and the largest, a sum may be anything else.
-    slack = _LOSS_TOLERANCE * max(float(np.abs(singles).max()), 1e-2)
-    is_mean = singles.min() - slack <= value <= singles.max() + slack
-    return bool(is_mean or abs(value - singles.sum()) <= _NUM_LOSS_ROWS * slack)

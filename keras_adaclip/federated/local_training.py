@@ -19,7 +19,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import DrawingScope, call_model, tracker_variables
+from keras_adaclip.gradients import Batch, DrawingScope, call_model, tracker_variables
 
 Tensor = Any
 # What a batch has for each example.
@@ -157,6 +157,10 @@ class LocalTraining:
             own, read, server, cohort, tick = keras.tree.pack_sequence_as(structure, values)
             with keras_private.NestedScope(list(zip(changing, read, strict=True))) as scope:
                 batch = local_batches(cohort, tick)
+                if "y" in batch:
+                    given = Batch(None, batch["y"], mask=batch["present"])
+                    given = given.without_missing_targets(model._private_state.handles_missing)
+                    batch = {**batch, "y": given.y, "present": given.mask}
                 own, *observed = self._step(own, server, batch)
                 observe(batch, *observed)
                 return [*own, *(scope.get_current_value(each) for each in changing)]

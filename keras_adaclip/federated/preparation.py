@@ -59,6 +59,7 @@ def refuse_unsound_rounds(model: keras.Model, sample: SampleRows, row_counts: li
     examination.examine(model, sample, sizes, known, counts_rows=True)
     found = _loss_issues(model, sample, row_counts)
     examination.refuse(model, found + examination.compile_issues(model))
+    model._set_in_steps("handles_missing", examination.handled_missing(model, sample))
     finding: Finding = next(iter(known.values()))
     return finding
 

@@ -62,6 +62,8 @@ def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> Clip
             of_clients, present, clipping, weights=weights
         )
         training.observe_norms(model, present, norms, finite, clipping.state["clip_norm"])
+        left_out = ops.logical_and(present, ops.logical_not(finite))
+        keras_private.loss_tracker(model).count_left_out(left_out)
         part = gradients.with_statistics(sums, clipping, norms, finite, present, factors)
         return Totals.of_flat(totals).plus(part.totals).flat
 

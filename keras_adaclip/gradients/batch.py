@@ -1,7 +1,7 @@
 """One batch of units."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -88,6 +88,27 @@ class Batch:
             return ops.concatenate([value, filler], axis=0)
 
         return self.map_rows(pad, pad(self.present))
+
+    def without_missing_targets(self, handled: Sequence[bool] = ()) -> "Batch":
+        """Return the batch with rows as padding whose targets are not finite.
+
+        As an integer, NaN is 0 on one backend and an error on another.
+
+        Args:
+            handled: By target, whether the loss has a use of its own for such numbers; where
+                nothing is said, it has none.
+        """
+        axes = 1 if self.mask is None else len(self.mask.shape)
+        present, targets = self.mask, keras.tree.flatten(self.y)
+        for number, value in enumerate(targets):
+            is_handled = number < len(handled) and handled[number]
+            if value is None or is_handled or not keras.backend.is_float_dtype(value.dtype):
+                continue
+            finite = ops.isfinite(value)
+            targets[number] = ops.where(finite, value, ops.zeros_like(value))
+            of_rows = ops.all(finite, axis=tuple(range(axes, len(value.shape))))
+            present = of_rows if present is None else ops.logical_and(present, of_rows)
+        return replace(self, y=keras.tree.pack_sequence_as(self.y, targets), mask=present)
 
     def in_shards(self, num_shards: int) -> "Batch":
         """Return the batch with an axis of shards after the axis of rows.

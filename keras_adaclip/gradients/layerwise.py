@@ -50,6 +50,7 @@ class GradientPlan:
             those of forward and backward pass. 0 if not known.
         outputs_per_example: Numbers that the layers return for one example. 0 if not known.
         most_rows: Number of contributions that one float32 sum covers at most.
+        unreached: Trainable variables of which the gradient of every made-up example is zero.
     """
 
     rules: Rules
@@ -62,6 +63,7 @@ class GradientPlan:
     numbers_per_example: int = 0
     outputs_per_example: int = 0
     most_rows: int = MOST_ROWS
+    unreached: tuple[keras.Variable, ...] = ()
 
     @property
     def is_layerwise(self) -> bool:

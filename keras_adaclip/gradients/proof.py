@@ -9,6 +9,8 @@ trained are moved too: a factor that is zero now may be nonzero later. A gradien
 not finite proves nothing, and neither do rows with which plain gradients fail.
 """
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -69,16 +71,17 @@ def make_plan(
     """
     batches = [rows] if isinstance(rows, Batch) else list(rows)
     plan = suggested or suggested_plan(model, batches)
+    proof = _Proof(model, plan)
     if plan.is_layerwise:
-        proof = _Proof(model, plan)
         found = (proof.objection(each) for each in batches)
         reason = next((each for each in found if each is not None), None)
         if of_data is not None and not reason:
             of_ranges = proof.objection(of_data, may_choose=False, is_last=reason is None)
-            # Where the made-up rows prove a plan, ranges that show nothing are no objection.
-            if of_ranges or (of_ranges is None and reason is None):
+            # Where the made-up rows prove a plan, ranges that show nothing are no objection. Where
+            # no row at all has a gradient, the loss is to blame.
+            if of_ranges or (of_ranges is None and reason is None and not proof.is_constant):
                 raise refused_ranges(model, of_ranges or _NOTHING)
-            reason = ""
+            reason = reason if of_ranges is None else ""
         reason = f"on made-up rows {_NOTHING}" if reason is None else reason
         plan = looped_plan(reason) if reason else plan
     if method != "auto" and not plan.is_layerwise:
@@ -86,7 +89,8 @@ def make_plan(
             f"Model {model.name!r} cannot be differentiated with gradient_method={method!r}: "
             f'{plan.looped_reason}. Use gradient_method="auto", which is exact for every model.'
         )
-    return plan
+    further = [] if of_data is None else [of_data]
+    return dataclasses.replace(plan, unreached=proof.unreached([*batches, *further]))
 
 
 def moved_value(
@@ -133,6 +137,9 @@ class _Proof:
         self._planned = backend.Evaluator(self._norms_and_sums, model, is_brief=True)
         layers = keras_private.flatten_layers(model)
         self._is_half = any(each.compute_dtype in ("float16", "bfloat16") for each in layers)
+        # The numbers of the trained variables of which some gradient was not zero, None before a
+        # gradient was finite.
+        self._reached: set[int] | None = None
 
     def objection(self, batch: Batch, may_choose: bool = True, is_last: bool = False) -> str | None:
         """Return why the plan may not be exact: "" if it is, None if the rows show nothing.
@@ -155,14 +162,13 @@ class _Proof:
         failure: Exception | None = None
         for trial, kind in enumerate(_TRIALS):
             parts, values = _varied(batch, trial), self._moved(trial, *kind)
-            alone = [(values, _rows(parts, slice(row, row + 1))) for row in range(2)]
-            pair, error = backend.attempt(lambda each=alone: [self._plain([], g) for g in each])
+            pair, error = backend.attempt(self._pair, parts, values)
             if error is not None:  # Some weights may not be moved so.
                 failure = failure or error
                 continue
-            seen = {number for number, parts in enumerate(zip(*pair, strict=True)) if np.any(parts)}
-            if not seen or not all(np.isfinite(part).all() for each in pair for part in each):
+            if not pair:
                 continue
+            seen = _nonzero(pair)
             planned, error = backend.attempt(self._planned, [], (values, parts, _FACTORS, _FINITE))
             if error is not None:
                 return failure_of(error)
@@ -181,6 +187,30 @@ class _Proof:
             raise failure
         return None
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether gradients were finite, and all of them zero."""
+        return self._reached == set()
+
+    def unreached(self, batches: Sequence[Batch]) -> tuple[keras.Variable, ...]:
+        """Return the trained variables of which every gradient is zero, if one was finite."""
+        variables = self._model.trainable_variables
+        for batch, trial in itertools.product(batches, range(len(_TRIALS))):
+            if self._reached is not None and len(self._reached) == len(variables):
+                break
+            values = self._moved(trial, *_TRIALS[trial])
+            backend.attempt(self._pair, _varied(batch, trial), values)
+        found = range(len(variables)) if self._reached is None else self._reached
+        return tuple(each for number, each in enumerate(variables) if number not in found)
+
+    def _pair(self, parts: dict[str, Any], values: list[Any]) -> list[list[Any]]:
+        """Return the gradients of two rows; nothing if they are zero or not finite."""
+        pair = [self._plain([], (values, _rows(parts, slice(row, row + 1)))) for row in range(2)]
+        if not all(np.isfinite(part).all() for each in pair for part in each):
+            return []
+        self._reached = (self._reached or set()) | _nonzero(pair)
+        return pair if _nonzero(pair) else []
+
     def _agrees(self, planned: list[Any], one: list[Any], other: list[Any]) -> bool:
         """Return whether norms and sums are those of the gradients of two rows."""
         norms, *sums = planned
@@ -191,11 +221,12 @@ class _Proof:
         # A variable with a smaller share of the whole gradient is compared with this share.
         least = (1.0 if self._is_half else 0.01) * math.sqrt(max(squares))
         for total, *pair in zip(sums, one, other, strict=True):
-            expected = sum(
-                factor * part for factor, part in zip(_FACTORS[:, 0], pair, strict=False)
-            )
+            # In place, since a table may fill much of the memory.
+            expected = _FACTORS[0, 0] * pair[0]
+            expected += _FACTORS[1, 0] * pair[1]
             size = max(float(np.linalg.norm(expected)), least)
-            if not float(np.linalg.norm(total - expected)) <= tolerance * size + 1e-7:
+            expected -= total
+            if not float(np.linalg.norm(expected)) <= tolerance * size + 1e-7:
                 return False
         return True
 
@@ -230,7 +261,8 @@ class _Proof:
             is_float = "float" in keras.backend.standardize_dtype(each.dtype)
             if distance and is_float and id(each) in weights:
                 keeps = keeps_sign or not each.trainable  # Variances must keep their sign.
-                value = moved_value(backend.array_of(each), *own, keeps, generator)
+                moved = moved_value(backend.array_of(each), *own, keeps, generator)
+                value = ops.convert_to_tensor(moved)
             values.append(value)
         return values
 
@@ -253,6 +285,11 @@ def _varied(batch: Batch, trial: int) -> dict[str, Any]:
     parts = {"x": mapped(varied, rows.x), "y": mapped(taken, rows.y)}
     parts["sample_weight"] = mapped(taken, rows.sample_weight)
     return {name: part for name, part in parts.items() if part is not None}
+
+
+def _nonzero(pair: list[list[Any]]) -> set[int]:
+    """Return the numbers of the gradients that are not zero for both rows."""
+    return {number for number, parts in enumerate(zip(*pair, strict=True)) if np.any(parts)}
 
 
 def _rows(parts: dict[str, Any], rows: slice) -> dict[str, Any]:

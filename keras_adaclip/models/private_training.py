@@ -277,9 +277,14 @@ class PrivateTraining(training.TrainingBase):
             state.plan = dataclasses.replace(suggested, most_rows=most_rows)
             layout = self._examined_layout(data, sample)
             if plan is None:
-                examination.refuse(self, examination.loss_issues(self, sample))
+                loss = examination.examine_loss(self, sample, kinds[0][1])
+                examination.refuse(self, loss.issues)
                 method = self.optimizer.gradient_method
                 plan = make_plan(self, made, method, of_data, suggested)
+                state.remarks = [
+                    *filter(None, (loss.remark, examination.remark_on_unreached(self, plan)))
+                ]
+                self._set_in_steps("handles_missing", loss.handles_missing)
                 state.plan = dataclasses.replace(plan, most_rows=most_rows)
                 layout = self._examined_layout(data, sample)
         except BaseException:
@@ -325,7 +330,8 @@ class PrivateTraining(training.TrainingBase):
         """Return what a plan is made for, for examples of one shape and of any length."""
         rows = data.rows
         # Keras makes weights of the examples of those of classes.
-        is_weighted = data.fit_arguments.get("class_weight") is not None
+        given = data.fit_arguments.get("class_weight"), rows.sample_weight
+        is_weighted = any(each is not None for each in given)
 
         def kind(any_length: bool, value: Any) -> str:
             """Return shape or number of axes, and type, of an example."""

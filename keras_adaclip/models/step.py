@@ -48,13 +48,11 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
     # Read here: inside the loop over chunks JAX knows the model's variables only.
     draws = Draws(optimizer.seed_of_layers).at(backend.number_of_replica())
     if state.chunk_size is None:
-        total, observed = _clipped_sum(model, batch, clipping, draws.at(0))
-        return total, _observe(model, batch, observed, clipping)
+        return _part(model, batch, clipping, draws.at(0))
 
     def add_chunk(index: Tensor, chunk: Batch) -> ClippedSum:
         """Return the clipped sum of a chunk, and update the metrics."""
-        part, observed = _clipped_sum(model, chunk, clipping, draws.at(index))
-        logs = _observe(model, chunk, observed, clipping)
+        part, logs = _part(model, chunk, clipping, draws.at(index))
         training.refuse_lost_metrics(model, logs, "`microbatch_size` or large batches")
         return part
 
@@ -63,20 +61,24 @@ def _accumulate(model: keras.Model, batch: Batch) -> tuple[ClippedSum, dict[str,
     return total, model.get_metrics_result()
 
 
-def _clipped_sum(
+def _part(
     model: keras.Model, batch: Batch, clipping: Clipper, draws: Draws
-) -> tuple[ClippedSum, Observed]:
-    """Return the clipped sum over the examples, of their augmented copies if there are any."""
-    state = model._private_state
+) -> tuple[ClippedSum, dict[str, Tensor]]:
+    """Return the clipped sum over the examples, of augmented copies if there are any; metrics."""
+    state, drawn = model._private_state, batch.present
+    batch = batch.without_missing_targets(state.handles_missing)
+    examples = batch
     if state.augmentation is not None:
-        batch = state.augmentation.applied(batch, draws.at(0))
-    return gradients.clipped_sum(model, batch, clipping, state.plan, draws.at(1))
+        examples = state.augmentation.applied(batch, draws.at(0))
+    total, observed = gradients.clipped_sum(model, examples, clipping, state.plan, draws.at(1))
+    return total, _observe(model, batch, observed, drawn, clipping)
 
 
 def _observe(
-    model: keras.Model, batch: Batch, observed: Observed, clipping: Clipper
+    model: keras.Model, batch: Batch, observed: Observed, drawn: Tensor, clipping: Clipper
 ) -> dict[str, Tensor]:
-    """Update loss and metrics with the units of the batch; none of this is private."""
+    """Update loss and metrics with the examples that were drawn; none of this is private."""
+    left_out = ops.logical_and(drawn, ops.logical_not(observed.finite))
     counted = ops.logical_and(batch.present, ops.isfinite(observed.losses))
     losses = ops.where(counted, observed.losses, 0.0)
     regularization = gradients.regularization_loss(model)
@@ -84,7 +86,9 @@ def _observe(
         losses = losses + regularization
     clip_norms = clipping.state["clip_norm"]
     with training.keeping_metrics_only(model):
-        keras_private.loss_tracker(model).update_state(losses, ops.cast(counted, "float32"))
+        tracker = keras_private.loss_tracker(model)
+        tracker.update_state(losses, ops.cast(counted, "float32"))
+        tracker.count_left_out(left_out)
         gradients.update_loss_trackers(model, observed.loss_increments, counted)
         training.observe_norms(model, batch.present, observed.norms, observed.finite, clip_norms)
         return training.update_metrics(model, batch, observed.y_pred)

@@ -61,6 +61,11 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             optimizer.remember_seeds(*self.used_seeds)
         return optimizer
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile as Keras does, with a loss that counts what steps leave out."""
+        super().compile(*args, **kwargs)
+        keras_private.set_attribute(self, "_loss_tracker", keras_private.LossOfCounted())
+
     def _require_compiled(self) -> None:
         """Raise unless the model is compiled and no run with its optimizer is under way."""
         if not self.compiled or not isinstance(self.optimizer, DPOptimizer):

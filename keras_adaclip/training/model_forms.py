@@ -116,7 +116,7 @@ def converted(
         model = _without_batch_normalization(model, {})
     if is_sequential:
         layers = list(model.layers)
-        if model.built:
+        if model.built and getattr(model, "inputs", None):
             first = model.inputs[0]
             layers.insert(0, keras.Input(batch_shape=first.shape, dtype=first.dtype))
         return sequential(layers, name=model.name)

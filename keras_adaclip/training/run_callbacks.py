@@ -7,8 +7,9 @@ from typing import Any
 
 import keras
 
-from keras_adaclip import accounting
+from keras_adaclip import accounting, backend
 from keras_adaclip.accounting import LedgerRow, Sampling, Unit, rounded_up
+from keras_adaclip.backend import keras_private
 from keras_adaclip.training.processes import refuse_disagreement
 
 _MOST_STEPS = 10_000_000
@@ -40,6 +41,8 @@ class RunOfSteps(keras.callbacks.Callback):
         self._data, self._num_epochs, self._is_pass = data, num_epochs, is_pass
         self._budgets = budgets
         self._budget, self._is_open = next(iter(budgets), None), False
+        # How many units of a step are announced to be left out; None once the count was compared.
+        self._left_out: float | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Print the plan of the run."""
@@ -51,12 +54,17 @@ class RunOfSteps(keras.callbacks.Callback):
         self._rows = optimizer.planned_rows(num_epochs, self._is_pass)
         if self.params["verbose"] and self._rows:
             print(f"Private training: {self._mechanism()}. {self._cost()}.")
-            if num_wrong := data.num_not_finite():
+            state = self.model._private_state
+            if num_wrong := data.num_not_finite(state.handles_missing):
                 print(
                     f"{num_wrong:,} of {data.num_examples:,} examples hold NaN or "
                     "infinity. They contribute nothing, whatever the loss looks like. Fill the "
                     "gaps or leave these rows out. (This count is not private.)"
                 )
+            self._left_out = num_wrong * data.expected_batch_size / data.num_examples
+            for remark in state.remarks:
+                print(remark)
+            state.remarks.clear()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Open the ledger, or set the noise of the epoch and open its pass."""
@@ -68,8 +76,22 @@ class RunOfSteps(keras.callbacks.Callback):
         refuse_disagreement(self.model, self._data)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Let the host see the steps, before a callback sets the variables back."""
+        """Let the host see the steps, before a callback sets the variables back.
+
+        After the first epoch, print how many units were left out, if it is more than was announced.
+        """
         _ = self.model.optimizer.ledger
+        if self._left_out is None:
+            return
+        announced = self._left_out * (self._data.steps_per_epoch or 1)
+        found = int(backend.array_of(keras_private.loss_tracker(self.model).left_out))
+        self._left_out = None
+        if found > announced + 5.0 * math.sqrt(announced):
+            print(
+                f"\nThe steps of this epoch left out {found:,} {self._data.unit.label}s whose loss "
+                "or gradient was not finite. Look for labels outside of the outputs, ids outside "
+                "of a table, and gaps in the data. (This count is not private.)"
+            )
 
     def on_train_end(self, logs: Any = None) -> None:
         """Print why the run ended early, and put it into `History.ended_early`."""

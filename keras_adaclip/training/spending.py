@@ -45,6 +45,8 @@ class PrivateState:
         planned_for: What the plan was made for, for examples of one shape and of any length.
         examined: What was found of the model at the shapes of its steps as they are compiled.
         chunk_size: Number of examples that are processed at a time; None takes them all.
+        handles_missing: By target, whether the loss has a use for numbers that are not finite.
+        remarks: What `fit` says of the training before its first step, once.
         augmentation: How the latest `fit` augmented its examples, if it did.
         diagnostics: Metrics of raw norms and true clip fractions, while `fit` records them.
         assigned_by_forward: The variables that a forward pass assigns, whatever the rows are.
@@ -58,6 +60,8 @@ class PrivateState:
     planned_for: Any = None
     examined: Findings = dataclasses.field(default_factory=dict)
     chunk_size: int | None = None
+    handles_missing: tuple[bool, ...] = ()
+    remarks: list[str] = dataclasses.field(default_factory=list)
     augmentation: Augmentation | None = None
     diagnostics: dict[str, Any] | None = None
     assigned_by_forward: Sequence[keras.Variable] = ()

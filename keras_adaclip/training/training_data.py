@@ -58,12 +58,18 @@ class TrainingData(RunSettings):
         names = [each.name for each in dataclasses.fields(RunSettings)]
         return RunSettings(**{name: getattr(self, name) for name in names})
 
-    def num_not_finite(self) -> int:
-        """Return the number of examples with NaN or infinity, 0 if not all of them are known."""
+    def num_not_finite(self, handled: Sequence[bool]) -> int:
+        """Return the number of examples with NaN or infinity, 0 if not all of them are known.
+
+        Args:
+            handled: By target, whether the loss has a use of its own for such numbers.
+        """
         known = self.known
         if known is None or len(keras.tree.flatten(known.x)[0]) != self.num_examples:
             return 0
-        return num_rows_not_finite((known.x, known.y, known.sample_weight))
+        pairs = itertools.zip_longest(keras.tree.flatten(known.y), handled)
+        targets = [target for target, is_handled in pairs if not is_handled]
+        return num_rows_not_finite((known.x, targets, known.sample_weight))
 
     def epoch_ends_executions(self, model: keras.Model) -> bool:
         """Return whether the last execution of an epoch stops at the epoch's end.

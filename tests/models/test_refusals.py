@@ -11,9 +11,7 @@ from keras.random import SeedGenerator
 
 import keras_adaclip as ka
 from keras_adaclip import backend
-from keras_adaclip.backend import keras_private
-from keras_adaclip.examination import Examination, SampleRows, loss_issues
-from keras_adaclip.gradients import Batch
+from keras_adaclip.examination import Examination
 from tests.models import helpers, unsafe
 from tests.models.unsafe import Unsafe, add_mean, closed_gate, is_many, weight
 
@@ -447,50 +445,6 @@ def test_a_model_whose_rows_do_not_meet_is_trained(name):
     assert model.privacy_ledger.steps == 2
     # Otherwise examples would not meet, and nothing would have been examined.
     assert model.gradient_plan.is_layerwise
-
-
-def masked_mean(y_true, y_pred):
-    """Leaves out the rows of class 0: a weighted mean over the batch."""
-    values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
-    counted = ops.cast(ops.reshape(y_true, (-1,)) > 0, values.dtype)
-    return ops.sum(values * counted) / (ops.sum(counted) + 1e-6)
-
-
-def noisy(y_true, y_pred):
-    return ops.mean(ops.square(y_pred)) + np.random.default_rng().uniform()
-
-
-def probed(loss, y, own=False):
-    """What the probe of losses finds, on a model built for `y`."""
-    if own and isinstance(loss, keras.losses.Loss):  # as if it were the user's
-        cls = type("Users", (type(loss),), {"__module__": "users"})
-        loss = cls.from_config(loss.get_config())
-        if function := getattr(loss, "fn", None):
-            loss.fn = lambda *args, **options: function(*args, **options)
-    model = helpers.compiled(loss=loss)
-    keras_private.build_for_training(model, X[:3], y[:3], None)
-    rows = Batch(X[:24], y[:24])
-    return loss_issues(model, SampleRows(model, rows, rows))
-
-
-@pytest.mark.parametrize(
-    ("loss", "y"),
-    [
-        # One of each kind of reduction, shape and sign.
-        (keras.losses.CategoricalCrossentropy(from_logits=True), ONE_HOT),
-        (keras.losses.Circle(), Y),
-        (keras.losses.CosineSimilarity(), ONE_HOT),
-        (keras.losses.MeanAbsoluteError(reduction="sum"), ONE_HOT),
-        (keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), ONE_HOT),
-        (keras.losses.SparseCategoricalCrossentropy(from_logits=True), Y),
-        (masked_mean, Y),
-        (noisy, Y),
-    ],
-)
-def test_no_loss_of_single_examples_is_taken_for_a_mixing_one(loss, y):
-    """Nor is a user's copy of it, but for the one that compares rows."""
-    assert probed(loss, y) == []
-    assert bool(probed(loss, y, own=True)) == isinstance(loss, keras.losses.Circle)
 
 
 # Data, and methods of the user's own
