@@ -191,7 +191,7 @@ def _without_warnings_of_orders() -> Iterator[None]:
 def _with_one_gaussian(events: CountedEvents) -> CountedEvents:
     """Return the events with all Gaussians composed into one, the last event.
 
-    Its `1 / z**2` is the sum of theirs.
+    With z for a noise multiplier, `1 / z**2` of the composition is the sum over the Gaussians.
     """
     gaussians = [(event, count) for event, count in events if isinstance(event, dp.GaussianDpEvent)]
     if not gaussians:

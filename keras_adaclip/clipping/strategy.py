@@ -63,7 +63,16 @@ class ClippingStrategy(Configurable, abc.ABC):
             coordinate), `"proportional"` (to the group's clipping norm) or `"optimal"` (least
             total noise).
 
-    `clip_factors` and `statistics` of a subclass outside of this package see one unit at a time.
+    Attributes:
+        is_constant: Whether the state never changes; loading a checkpoint then leaves it alone.
+        statistic_bound: The largest absolute value of a statistic of one unit, to which it is cut.
+            A strategy with statistics states it, and pays for as much in `noise_split`.
+        statistics_fit_the_norm: Whether (n / clip_norm)^2 + ||statistics||^2 <= 1 for every unit,
+            with n the norm of what it contributes. In a single group, with the total noise
+            multiplier, statistics then cost nothing.
+
+    `clip_factors` and `statistics` of a subclass outside of this package are called for one unit at
+    a time: their tensors then have one row.
 
     Guarantees:
         One unit adds at most `state["clip_norm"][k]` (Euclidean) to group k of the sum, under
@@ -72,17 +81,10 @@ class ClippingStrategy(Configurable, abc.ABC):
         sum and for the strategy's own statistics.
     """
 
-    # Whether the state never changes, so that loading a checkpoint must not change it either.
     is_constant: ClassVar[bool] = False
     groups: Groups = "flat"
     noise_allocation: str = "global"
-
-    # Whether (n / clip_norm)^2 + ||statistics||^2 <= 1 for every unit, with n the norm of what it
-    # contributes. In a single group, with the total noise multiplier, they then cost nothing.
     statistics_fit_the_norm: ClassVar[bool] = False
-
-    # The largest absolute value of a statistic of one unit, to which it is cut. A strategy with
-    # statistics states it, and pays for as much in `noise_split`.
     statistic_bound: ClassVar[float | None] = None
 
     def __init__(self, groups: Groups = "flat", noise_allocation: str = "global") -> None:

@@ -252,5 +252,5 @@ def refuse_legacy_file() -> None:
     Raises:
         ValueError: With the file formats to use instead.
     """
-    if keras_private.is_legacy_file():
+    if keras_private.uses_legacy_config():
         raise ValueError(NO_LEGACY_FILE)

@@ -286,7 +286,7 @@ def flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
 
 
 def _refuse_legacy_checkpoints(callbacks: list[keras.callbacks.Callback]) -> None:
-    """Raise before training for a checkpoint that `save` would refuse in the middle of it."""
+    """Raise for a `ModelCheckpoint` of whole models in HDF5, which `save` would refuse later."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             path = str(callback.filepath)
