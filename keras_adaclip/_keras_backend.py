@@ -10,7 +10,7 @@ _NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 
 
 def explain(missing: str) -> str | None:
-    """What to do about a module that Keras did not find.
+    """Return what to do about a module that Keras did not find.
 
     Args:
         missing: dotted name of the module.
