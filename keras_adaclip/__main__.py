@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status.
 
     Args:
-        arguments: the words after the name of the program; None means those of this process.
+        arguments: The words after the name of the program; None means those of this process.
     """
     parser = _Parser(
         prog="keras-adaclip",

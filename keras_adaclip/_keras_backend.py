@@ -13,7 +13,7 @@ def explain(missing: str) -> str | None:
     """Return what to do about a module that Keras did not find.
 
     Args:
-        missing: dotted name of the module.
+        missing: Dotted name of the module.
 
     Returns:
         The message, or None where the module belongs to no backend.

@@ -37,11 +37,11 @@ class Release:
     """The private outputs of one step: all that the next state may depend on.
 
     Args:
-        means: the noised means, one for each variable, in the coordinates of the clipping.
-        mean_stddevs: the standard deviation of the noise in each mean.
-        statistics: the noised sums of the strategy's statistics, of shape `(num_statistics,)`.
-        expected_units: expected number of units in a step.
-        step: number of steps taken, this one included.
+        means: The noised means, one for each variable, in the coordinates of the clipping.
+        mean_stddevs: The standard deviation of the noise in each mean.
+        statistics: The noised sums of the strategy's statistics, of shape `(num_statistics,)`.
+        expected_units: Expected number of units in a step.
+        step: Number of steps taken, this one included.
     """
 
     means: Sequence[Tensor]
@@ -59,7 +59,7 @@ class ClippingStrategy(Configurable, abc.ABC):
     Args:
         groups: `"flat"` clips the whole contribution to one norm, `"per_layer"` the part of each
             layer to its own norm; a function takes a variable and returns the name of its group.
-        noise_allocation: how the noise is spread over groups: `"global"` (equal noise on every
+        noise_allocation: How the noise is spread over groups: `"global"` (equal noise on every
             coordinate), `"proportional"` (to the group's clipping norm) or `"optimal"` (least
             total noise).
 
@@ -96,7 +96,7 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the state before the first step.
 
         Args:
-            groups: the groups of the trainable variables.
+            groups: The groups of the trainable variables.
 
         Returns:
             Arrays, among them `"clip_norm"` of shape `(num_groups,)`.
@@ -106,8 +106,8 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the factor of each unit's contribution to each group: `min(1, clip_norm / norm)`.
 
         Args:
-            state: the state of this step.
-            norms: float32 tensor of shape `(batch_size, num_groups)`, all finite.
+            state: The state of this step.
+            norms: Float32 tensor of shape `(batch_size, num_groups)`, all finite.
 
         Returns:
             A float32 tensor of the same shape with `factor * norm <= clip_norm`.
@@ -119,7 +119,7 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the number of statistics that each unit adds.
 
         Args:
-            num_groups: number of groups.
+            num_groups: Number of groups.
         """
         return 0
 
@@ -131,9 +131,9 @@ class ClippingStrategy(Configurable, abc.ABC):
         What exceeds that is cut off.
 
         Args:
-            state: the state of this step.
-            norms: float32 tensor of shape `(batch_size, num_groups)`, zero where not finite.
-            finite: bool tensor of shape `(batch_size,)`.
+            state: The state of this step.
+            norms: Float32 tensor of shape `(batch_size, num_groups)`, zero where not finite.
+            finite: Bool tensor of shape `(batch_size,)`.
 
         Returns:
             A tensor of shape `(batch_size, num_statistics)`.
@@ -146,9 +146,9 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Split the total noise multiplier between the sum and the statistics.
 
         Args:
-            noise_multiplier: the total, which the accountant sees.
-            expected_units: expected number of units in a step.
-            num_groups: number of groups.
+            noise_multiplier: The total, which the accountant sees.
+            expected_units: Expected number of units in a step.
+            num_groups: Number of groups.
 
         Returns:
             The noise multiplier of the clipped sum, and the standard deviation of the noise on
@@ -164,8 +164,8 @@ class ClippingStrategy(Configurable, abc.ABC):
         Unit i is clipped as `(g_i - centre) / scale`. Both may depend on earlier releases only.
 
         Args:
-            state: the state of this step.
-            groups: the groups of the trainable variables.
+            state: The state of this step.
+            groups: The groups of the trainable variables.
         """
         return None
 
@@ -173,8 +173,8 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the noised means in the coordinates of the gradient.
 
         Args:
-            state: the state of this step.
-            means: the noised mean of each variable, in the coordinates of the clipping.
+            state: The state of this step.
+            means: The noised mean of each variable, in the coordinates of the clipping.
         """
         return list(means)
 
@@ -184,9 +184,9 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the entries of the state that change when a run of steps begins.
 
         Args:
-            state: the state as arrays.
-            step: number of steps taken so far.
-            steps_per_epoch: number of steps in an epoch, None if unknown.
+            state: The state as arrays.
+            step: Number of steps taken so far.
+            steps_per_epoch: Number of steps in an epoch, None if unknown.
         """
         return {}
 
@@ -194,8 +194,8 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the state of the next step.
 
         Args:
-            state: the state of this step.
-            release: the private outputs of this step.
+            state: The state of this step.
+            release: The private outputs of this step.
         """
         return state
 
@@ -206,8 +206,8 @@ class ClippingStrategy(Configurable, abc.ABC):
         this, and logs the norms with which the step was clipped.
 
         Args:
-            state: the state as arrays, after the latest step.
-            step: number of the latest step, from 0.
+            state: The state as arrays, after the latest step.
+            step: Number of the latest step, from 0.
         """
         return state["clip_norm"]
 
@@ -215,9 +215,9 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return a sentence with the noise on the sum and the price of the statistics.
 
         Args:
-            noise_multiplier: the total, which the accountant sees.
-            expected_units: expected number of units in a step.
-            num_groups: number of groups.
+            noise_multiplier: The total, which the accountant sees.
+            expected_units: Expected number of units in a step.
+            num_groups: Number of groups.
         """
         rest, stddev = self.noise_split(noise_multiplier, expected_units, num_groups)
         num_statistics = self.num_statistics(num_groups)
