@@ -65,10 +65,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit status.
+    """Run a command and return the exit status.
 
     Args:
-        arguments: the words after the name of the program; None means those of this process.
+        arguments: The words after the name of the program; None means those of this process.
     """
     parser = _Parser(
         prog="keras-adaclip",

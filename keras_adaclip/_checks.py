@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def check_integer(name: str, value: object, *, minimum: int = 0, maximum: float = INT32_MAX) -> int:
-    """Returns `value` as an `int` between `minimum` and `maximum`.
+    """Return `value` as an `int` between `minimum` and `maximum`.
 
     Args:
         name: The name of the argument, for the message.
@@ -42,7 +42,7 @@ def check_integer(name: str, value: object, *, minimum: int = 0, maximum: float 
 
 
 def check_real(name: str, value: object) -> float:
-    """Returns `value` as a finite `float`.
+    """Return `value` as a finite `float`.
 
     Raises:
         TypeError: If the value is not a real number.
@@ -57,7 +57,7 @@ def check_real(name: str, value: object) -> float:
 
 
 def check_nonnegative(name: str, value: object) -> float:
-    """Returns `value` as a finite `float` of at least 0."""
+    """Return `value` as a finite `float` of at least 0."""
     number = check_real(name, value)
     if number < 0.0:
         raise _out_of_range(name, "not be negative", number)
@@ -65,7 +65,7 @@ def check_nonnegative(name: str, value: object) -> float:
 
 
 def check_positive(name: str, value: object) -> float:
-    """Returns `value` as a positive, finite `float`."""
+    """Return `value` as a positive, finite `float`."""
     number = check_real(name, value)
     if number <= 0.0:
         raise _out_of_range(name, "be positive", number)
@@ -73,7 +73,7 @@ def check_positive(name: str, value: object) -> float:
 
 
 def check_between(name: str, value: object, minimum: float, maximum: float) -> float:
-    """Returns `value` as a `float` between `minimum` and `maximum`, ends included."""
+    """Return `value` as a `float` between `minimum` and `maximum`, ends included."""
     number = check_real(name, value)
     if not minimum <= number <= maximum:
         raise _out_of_range(name, f"lie between {minimum:g} and {maximum:g}", number)
@@ -81,7 +81,7 @@ def check_between(name: str, value: object, minimum: float, maximum: float) -> f
 
 
 def check_between_0_and_1(name: str, value: object, *, with_0: bool = False) -> float:
-    """Returns `value` as a `float` strictly between 0 and 1.
+    """Return `value` as a `float` strictly between 0 and 1.
 
     Args:
         name: The name of the argument, for the message.
@@ -96,7 +96,7 @@ def check_between_0_and_1(name: str, value: object, *, with_0: bool = False) -> 
 
 
 def check_noise_multiplier(value: object) -> float:
-    """Returns a noise multiplier that is not negative and fits float32, the type of the noise."""
+    """Return a noise multiplier that is not negative and fits float32, the type of the noise."""
     number = check_nonnegative("noise_multiplier", value)
     if number > FLOAT32_MAX:
         raise _out_of_range("noise_multiplier", "fit float32, the precision of training", number)
@@ -104,27 +104,27 @@ def check_noise_multiplier(value: object) -> float:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> str:
-    """Returns `value`, which must be one of the choices."""
+    """Return `value`, which must be one of the choices."""
     if value not in choices:
         raise _out_of_range(name, f"be one of {', '.join(map(repr, choices))}", repr(value))
     return str(value)
 
 
 def check_batch_size(value: object, num_examples: int, name: str = "batch_size") -> int:
-    """Returns an expected batch size between 1 and the number of examples."""
+    """Return an expected batch size between 1 and the number of examples."""
     return check_integer(name, value, minimum=1, maximum=num_examples)
 
 
 def check_seed(value: object) -> int | None:
-    """Returns a seed, an integer of any size that is not negative, or None."""
+    """Return a seed, an integer of any size that is not negative, or None."""
     return None if value is None else check_integer("seed", value, maximum=math.inf)
 
 
 def optional(check: Callable[[str, Any], Value], name: str, value: Any) -> Value | None:
-    """Returns None unchanged, and any other value as `check(name, value)` does."""
+    """Return None unchanged, and any other value as `check(name, value)` does."""
     return None if value is None else check(name, value)
 
 
 def _out_of_range(name: str, allowed: str, value: object) -> ValueError:
-    """Returns the error of an argument that must be as `allowed` says, in words after "must"."""
+    """Return the error of an argument that must be as `allowed` says, in words after "must"."""
     return ValueError(f"Argument `{name}` must {allowed}. Received: {name}={value}")

@@ -36,7 +36,7 @@ class Configurable(Printable):
         """Return the object that `get_config` describes.
 
         Args:
-            config: the value of `get_config`.
+            config: The value of `get_config`.
         """
         return cls(**config)
 

@@ -10,10 +10,10 @@ _NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 
 
 def explain(missing: str) -> str | None:
-    """What to do about a module that Keras did not find.
+    """Return what to do about a module that Keras did not find.
 
     Args:
-        missing: dotted name of the module.
+        missing: Dotted name of the module.
 
     Returns:
         The message, or None where the module belongs to no backend.

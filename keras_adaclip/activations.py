@@ -28,9 +28,9 @@ class TemperedSigmoid(Configurable):
     with the model.
 
     Args:
-        scale: positive float, the distance between the smallest and the largest value.
-        inverse_temperature: positive float, the steepness.
-        offset: float, minus the smallest value.
+        scale: Positive float, the distance between the smallest and the largest value.
+        inverse_temperature: Positive float, the steepness.
+        offset: Float, minus the smallest value.
 
     Raises:
         TypeError: If an argument is not a number.

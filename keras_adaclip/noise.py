@@ -27,7 +27,7 @@ def fresh_key(seed: int | None = None, num_earlier_steps: int = 0) -> np.ndarray
     Args:
         seed: None takes the bits from the operating system. An integer determines them, and whoever
             knows it can subtract the noise.
-        num_earlier_steps: number of earlier steps, used with a seed: a second optimizer with the
+        num_earlier_steps: Number of earlier steps, used with a seed: a second optimizer with the
             same seed that continues the training must not repeat the noise.
     """
     if seed is None:
@@ -42,7 +42,7 @@ def next_key(key: np.ndarray) -> np.ndarray:
     """Return a key that is computed from `key`, and does not reveal it.
 
     Args:
-        key: int32 array of shape (2,).
+        key: Int32 array of shape (2,).
 
     Returns:
         The BLAKE2b hash of the key, int32 of shape (2,); the same in every process.
@@ -62,12 +62,12 @@ def add_noise(
     """Add independent Gaussian noise to each tensor.
 
     Args:
-        tensors: float tensors of known shape.
-        stddevs: for each tensor a scalar, the standard deviation of each coordinate's noise.
-        key: int32 tensor of shape (2,).
-        step: integer scalar tensor, the number of earlier draws with this key.
-        stream: number of the draw within the step.
-        remainders: small numbers to add to each tensor with the noise, None for none. Rounding
+        tensors: Float tensors of known shape.
+        stddevs: For each tensor a scalar, the standard deviation of each coordinate's noise.
+        key: Int32 tensor of shape (2,).
+        step: Integer scalar tensor, the number of earlier draws with this key.
+        stream: Number of the draw within the step.
+        remainders: Small numbers to add to each tensor with the noise, None for none. Rounding
             after the noise tells nothing.
 
     Returns:
@@ -102,9 +102,9 @@ def group_stddevs(
 
     Args:
         allocation: `"global"`, `"proportional"` or `"optimal"`.
-        noise_multiplier: scalar tensor, z.
-        clip_norms: float32 tensor of shape `(num_groups,)`, C_k.
-        sizes: number of coordinates of each group, d_k.
+        noise_multiplier: Scalar tensor, z.
+        clip_norms: Float32 tensor of shape `(num_groups,)`, C_k.
+        sizes: Number of coordinates of each group, d_k.
 
     Returns:
         A float32 tensor of shape `(num_groups,)`.

@@ -82,18 +82,18 @@ def composed_epsilon(
 
 
 def _is_truncated(event: DpEvent) -> bool:
-    """Whether an event is a truncated Poisson draw."""
+    """Return whether an event is a truncated Poisson draw."""
     return knows_truncation() and isinstance(event, dp.TruncatedSubsampledGaussianDpEvent)
 
 
 def rough_epsilon(events: CountedEvents, delta: float) -> float:
-    """An upper bound on epsilon in milliseconds, as the start of a search."""
+    """Return an upper bound on epsilon in milliseconds, as the start of a search."""
     divergences = composed_divergences(events, _ROUGH_ORDERS)
     return epsilon_of_divergences(divergences, delta, _ROUGH_ORDERS)
 
 
 def composed_divergences(events: CountedEvents, orders: Orders = ORDERS) -> Floats:
-    """Rényi divergences of some events at each order, infinite if something ran without noise."""
+    """Return Rényi divergences of events at each order, infinite if one ran without noise."""
     if any(isinstance(event, dp.NonPrivateDpEvent) for event, _ in events):
         return np.full(len(orders), math.inf)
     none = np.zeros(len(orders))
@@ -112,7 +112,7 @@ def epsilon_of_divergences(divergences: Floats, delta: float, orders: Orders = O
 
 @functools.lru_cache(maxsize=4096)
 def _release_rdp(event: DpEvent, orders: Orders) -> Floats:
-    """Rényi divergences of one release. Shape: `(len(orders),)`."""
+    """Return Rényi divergences of one release. Shape: `(len(orders),)`."""
     if isinstance(event, SelectedRunsEvent):
         # Divergences grow with the order, so the one at the next order is an upper bound.
         return np.array(event.divergences)[np.searchsorted(ORDERS, orders)]
@@ -146,7 +146,7 @@ def _release_rdp(event: DpEvent, orders: Orders) -> Floats:
 
 
 def _truncated_rdp(event: DpEvent, orders: Orders) -> Floats:
-    """Rényi divergences of one truncated Poisson draw. Shape: `(len(orders),)`.
+    """Return Rényi divergences of one truncated Poisson draw. Shape: `(len(orders),)`.
 
     The other units fill the batch with some probability. If they do not, the unit is drawn with the
     probability q and moves the sum by C. If they do, it takes the place of another with at most the
@@ -167,7 +167,7 @@ def _truncated_rdp(event: DpEvent, orders: Orders) -> Floats:
 
 
 def _log_probability_of_filling(event: DpEvent) -> float:
-    """The logarithm of the probability that the other units fill a truncated draw."""
+    """Return the logarithm of the probability that the other units fill a truncated draw."""
     most, others = event.truncated_batch_size, event.dataset_size - 1
     return float(scipy.stats.binom.logsf(most - 1, others, event.sampling_probability))
 
@@ -191,7 +191,7 @@ def _without_warnings_of_orders() -> Iterator[None]:
 def _with_one_gaussian(events: CountedEvents) -> CountedEvents:
     """Return the events with all Gaussians composed into one, the last event.
 
-    Its `1 / z**2` is the sum of theirs.
+    With z for a noise multiplier, `1 / z**2` of the composition is the sum over the Gaussians.
     """
     gaussians = [(event, count) for event, count in events if isinstance(event, dp.GaussianDpEvent)]
     if not gaussians:
@@ -216,7 +216,7 @@ def _pld_epsilon(events: CountedEvents, delta: float, coarseness: int) -> float:
 
 
 def _discretization_interval(events: CountedEvents) -> float:
-    """The interval of `dp_accounting`, times a power of two that grows with the range of losses."""
+    """Return the interval of `dp_accounting` times a power of two, for the range of losses."""
     divergence = composed_divergences(events, _ROUGH_ORDERS)
     tails = _LOG_MASS_OF_TAILS / (np.array(_ROUGH_ORDERS) - 1)
     # The losses of the composition lie between about minus and plus this bound.
@@ -229,7 +229,7 @@ def _discretization_interval(events: CountedEvents) -> float:
 
 
 def _release_loss_range(event: DpEvent) -> float:
-    """The largest loss of one sampled release, at ten standard deviations of the noise."""
+    """Return the largest loss of one sampled release, at ten standard deviations of the noise."""
     if _is_truncated(event):
         noise_multiplier = event.noise_multiplier / 2  # Of the replacement of a unit by another.
     elif isinstance(event, dp.PoissonSampledDpEvent):
@@ -275,7 +275,7 @@ def self_composed(pld: Pld, count: int) -> Pld:
 
 @functools.lru_cache(maxsize=8)
 def _release_pld(event: DpEvent, interval: float) -> Pld:
-    """The privacy loss distribution of one release."""
+    """Return the privacy loss distribution of one release."""
     distributions = dp.pld.privacy_loss_distribution
     is_truncated = _is_truncated(event)
     # Where float64 holds this probability barely or not at all, `dp_accounting` fails.

@@ -55,7 +55,7 @@ def calibrate_noise_multiplier(
     noise_schedule: NoiseSchedule | None = None,
     max_batch_size: int | None = None,
 ) -> Any:
-    """The least noise multiplier with which a training run stays within a privacy budget.
+    """Return the least noise multiplier with which a training run stays within a privacy budget.
 
     Args:
         target_epsilon: The budget, positive.
@@ -127,7 +127,7 @@ def least_noise_multiplier(
     guess: float = 1.0,
     tolerance: float = _TOLERANCE,
 ) -> float:
-    """The least noise multiplier with which `epsilon` stays within a privacy budget.
+    """Return the least noise multiplier with which `epsilon` stays within a privacy budget.
 
     Args:
         epsilon: A non-increasing function of a noise multiplier, such as the epsilon of a search
@@ -239,7 +239,7 @@ def max_steps_within(
     target_epsilon: float,
     accountant: str = "pld",
 ) -> int:
-    """The greatest number of further steps after which epsilon is still within the target.
+    """Return the greatest number of further steps after which epsilon is still within the target.
 
     Args:
         rows_so_far: What else has run: a `Ledger` or rows of one, without `next_row`.
@@ -313,7 +313,7 @@ def largest_within(is_within: Callable[[int], bool], most: int, guess: int = 1) 
 
 
 def smallest_max_batch_size(rows: Iterable[LedgerRow], delta: float) -> int:
-    """The smallest `max_batch_size` that costs at most 0.1% of epsilon.
+    """Return the smallest `max_batch_size` that costs at most 0.1% of epsilon.
 
     Args:
         rows: The rows of a planned run on exact Poisson draws of one data set, at least one. Rows

@@ -30,7 +30,7 @@ RELATIONS_IN_WORDS = {
 
 
 def default_delta(num_examples: int) -> float:
-    """The delta that is used if the user gives none: `num_examples ** -1.1`.
+    """Return the delta that is used if the user gives none: `num_examples ** -1.1`.
 
     Args:
         num_examples: Number of units (examples or clients) in the data, at least 2.
@@ -175,7 +175,7 @@ def ledger_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str = "p
 
 
 def quick_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str) -> float:
-    """An upper bound on the epsilon of some rows, less than 1% above `ledger_epsilon`.
+    """Return an upper bound on the epsilon of some rows, less than 1% above `ledger_epsilon`.
 
     Args:
         rows: Ledger rows.
@@ -225,7 +225,7 @@ class PrivacySpent:
 
     @classmethod
     def from_ledger(cls, rows: Iterable[LedgerRow], delta: float, accountant: str = "pld") -> Self:
-        """What the rows of a ledger have spent.
+        """Return what the rows of a ledger have spent.
 
         Args:
             rows: A `Ledger`, or rows of one.
@@ -281,7 +281,7 @@ class PrivacySpent:
 
 
 def selections_in_words(rows: Iterable[LedgerRow]) -> str:
-    """How the runs in some rows were selected; empty if none were."""
+    """Return how the runs in some rows were selected; empty if none were."""
     return "; ".join(
         f"{row.selection}" if row.releases == 1 else f"{row.releases} times {row.selection}"
         for row in rows
@@ -290,7 +290,7 @@ def selections_in_words(rows: Iterable[LedgerRow]) -> str:
 
 
 def rounded_up(value: float, digits: int = 5) -> str:
-    """A value rounded up to a few significant digits.
+    """Return a value rounded up to a few significant digits.
 
     Args:
         value: The value, at least 0; infinity gives `"inf"`.

@@ -87,7 +87,7 @@ class SelectedRunsEvent:
 
 
 def knows_truncation() -> bool:
-    """Whether the installed `dp_accounting` knows truncated Poisson sampling."""
+    """Return whether the installed `dp_accounting` knows truncated Poisson sampling."""
     return hasattr(dp, "TruncatedSubsampledGaussianDpEvent")
 
 
@@ -101,7 +101,7 @@ def require_truncation() -> None:
 
 
 def row_event(row: LedgerRow, relation: str) -> DpEvent:
-    """The event of one release of a row, in a ledger that is stated under a relation."""
+    """Return the event of one release of a row, in a ledger that is stated under a relation."""
     noise, size, num_examples = row.noise_multiplier, row.expected_batch_size, row.num_examples
     if row.selection is not None:
         divergences = row.selection.divergences
@@ -123,7 +123,7 @@ def row_event(row: LedgerRow, relation: str) -> DpEvent:
 
 
 def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> CountedEvents:
-    """The different events of ledger rows with their counts, the most recent one last.
+    """Return the different events of ledger rows with their counts, the most recent one last.
 
     Args:
         rows: Ledger rows. Rows without a release add nothing.
@@ -145,7 +145,7 @@ def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> Co
 
 
 def neighboring_relation(rows: Iterable[LedgerRow]) -> str:
-    """The relation under which the epsilon of some rows is stated.
+    """Return the relation under which the epsilon of some rows is stated.
 
     Args:
         rows: Ledger rows. Rows without steps add nothing.
@@ -165,7 +165,7 @@ NoiseSchedule = Any
 
 
 def is_noise_schedule(value: Any) -> bool:
-    """Whether `value` is a schedule of noise multipliers rather than a number."""
+    """Return whether `value` is a schedule of noise multipliers rather than a number."""
     return hasattr(value, "value_at")
 
 

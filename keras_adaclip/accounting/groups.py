@@ -117,7 +117,7 @@ def _by_mixtures(events: CountedEvents, delta: float, group_size: int) -> float:
 
 
 def knows_mixtures() -> bool:
-    """Whether the installed `dp_accounting` knows mixtures of Gaussians."""
+    """Return whether the installed `dp_accounting` knows mixtures of Gaussians."""
     return hasattr(dp.pld.privacy_loss_distribution, "from_mixture_gaussian_mechanism")
 
 
@@ -139,7 +139,7 @@ def _by_group_property(events: CountedEvents, delta: float, group_size: int) -> 
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The shift of the Gaussian mechanism that has exactly this epsilon at this delta.
+    """Return the shift of the Gaussian mechanism that has exactly this epsilon at this delta.
 
         delta(epsilon) = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)
 

@@ -66,7 +66,7 @@ class Sampling(_Labelled):
         return self in (Sampling.POISSON, Sampling.FIXED, Sampling.TRUNCATED_POISSON)
 
     def describe(self) -> str:
-        """The sampling scheme and what counts as a release, in words for a report."""
+        """Return the sampling scheme and what counts as a release, in words for a report."""
         return _DESCRIPTIONS[self]
 
 
@@ -126,7 +126,7 @@ class SelectionCost:
 
 
 def selection_in_words(distribution: str, mean_trials: float) -> str:
-    """The selection of the best of a random number of runs."""
+    """Return the selection of the best of a random number of runs."""
     return (
         f"the best of a number of runs drawn from the {distribution} law with mean {mean_trials:g}"
     )

@@ -116,7 +116,7 @@ class Ledger:
         return sum(row.releases for row in self.rows)
 
     def budget_delta(self, delta: float | None, num_examples: int) -> float:
-        """The delta at which a target epsilon holds from now on, never above the promised one.
+        """Return the delta at which a target epsilon holds, never above the promised one.
 
         Args:
             delta: The delta that was asked for; None for the default of the largest data set.
@@ -135,7 +135,7 @@ class Ledger:
         return min(delta or default_delta(num_examples), self.promised_delta)
 
     def append(self, row: LedgerRow) -> Self:
-        """The ledger with `row` as the one that runs from now on.
+        """Return the ledger with `row` as the one that runs from now on.
 
         If its owner has a row with the same mechanism, that moves to the end and `row` is added to
         it. Training that alternates between two settings thus takes two rows.
@@ -152,7 +152,7 @@ class Ledger:
         return dataclasses.replace(self, rows=(*others, row))
 
     def advance(self, num_steps: int) -> Self:
-        """The ledger after `num_steps` more steps of the running row.
+        """Return the ledger after `num_steps` more steps of the running row.
 
         Args:
             num_steps: Number of steps, at least 0.
@@ -168,11 +168,11 @@ class Ledger:
         return dataclasses.replace(self, rows=(*self.rows[:-1], self.rows[-1].advance(num_steps)))
 
     def begin_segment(self) -> Self:
-        """The ledger at the start of another `fit` call, which begins a pass."""
+        """Return the ledger at the start of another `fit` call, which begins a pass."""
         return dataclasses.replace(self, rows=tuple(row.begin_segment() for row in self.rows))
 
     def owned_by(self, owner: int) -> Self:
-        """The ledger with all rows under one owner.
+        """Return the ledger with all rows under one owner.
 
         Args:
             owner: The number of the owner.
@@ -183,7 +183,7 @@ class Ledger:
         return ledger
 
     def raised_to(self, plan: "Ledger") -> Self:
-        """The ledger with as many steps and releases of each mechanism as a plan has, or more.
+        """Return the ledger with at least as many steps and releases of each mechanism as a plan.
 
         Args:
             plan: The plan of a run. The owner of the running row gets what is missing.
@@ -201,7 +201,7 @@ class Ledger:
         return ledger
 
     def is_covered_by(self, other: "Ledger") -> bool:
-        """Whether `other` holds at least these steps and releases of each mechanism.
+        """Return whether `other` holds at least these steps and releases of each mechanism.
 
         Args:
             other: The ledger that may hold more.
@@ -211,7 +211,7 @@ class Ledger:
         return all(row.steps <= its.steps and row.releases <= its.releases for row, its in pairs)
 
     def merge(self, other: "Ledger") -> Self:
-        """The ledger that counts all steps of both, each once.
+        """Return the ledger that counts all steps of both, each once.
 
         Args:
             other: Another ledger, or an earlier or later state of this one.
@@ -231,13 +231,13 @@ class Ledger:
         return dataclasses.replace(self, rows=tuple(rows.values()), promised_delta=promised)
 
     def to_json(self) -> str:
-        """The ledger as a text: every field of every row under its name."""
+        """Return the ledger as a text: every field of every row under its name."""
         # The sampling schemes of a selection are a set.
         return json.dumps(dataclasses.asdict(self), default=sorted)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The inverse of `to_json`.
+        """Return the ledger that `to_json` wrote.
 
         Args:
             text: The text.
@@ -263,7 +263,7 @@ class Ledger:
             ) from error
 
     def to_array(self, multiple: int = 1) -> npt.NDArray[np.uint8]:
-        """The bytes of `to_json`, for files.
+        """Return the bytes of `to_json`, for files.
 
         Args:
             multiple: Spaces fill the text up to a multiple of this number of bytes.
@@ -273,7 +273,7 @@ class Ledger:
 
     @classmethod
     def from_array(cls, values: npt.ArrayLike) -> Self:
-        """The inverse of `to_array`.
+        """Return the ledger that `to_array` wrote.
 
         Args:
             values: The bytes.

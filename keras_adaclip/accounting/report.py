@@ -98,7 +98,7 @@ class PrivacyReport(ReportInWords):
         model_file: str | os.PathLike[str] | None = None,
         **facts: Any,
     ) -> Self:
-        """The report of what a ledger says has run.
+        """Return the report of what a ledger says has run.
 
         Args:
             rows: A `Ledger`, or rows of one.
@@ -161,7 +161,7 @@ class PrivacyReport(ReportInWords):
         selection: RandomSelection | None = None,
         data_description: str | None = None,
     ) -> Self:
-        """The report of a saved model. No layer is built, and no code of the model runs.
+        """Return the report of a saved model. No layer is built, and no code of the model runs.
 
         Args:
             path: A `.keras` or `.weights.h5` file of a private model.
@@ -191,7 +191,7 @@ class PrivacyReport(ReportInWords):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values. An infinite epsilon is the text `"inf"`, as in the JSON."""
+        """Return the report as plain values, an infinite epsilon as `"inf"`, as in the JSON."""
         values = dataclasses.asdict(self)
         values |= {name: getattr(self, name) for name in _DERIVED}
         values["mechanisms"] = tuple(row.to_dict() for row in self.mechanisms)
@@ -200,11 +200,11 @@ class PrivacyReport(ReportInWords):
         return {"format": _FORMAT, "version": _VERSION, **plain, "group_epsilons": groups}
 
     def to_json(self) -> str:
-        """The report as JSON. `docs/report.md` lists the fields."""
+        """Return the report as JSON. `docs/report.md` lists the fields."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report. The suffix of the file decides the format.
+        """Write the report. The suffix of the file decides the format.
 
         Args:
             path: A name that ends with `.html`, `.json`, `.md` or `.txt`. The HTML is a document
@@ -221,7 +221,7 @@ class PrivacyReport(ReportInWords):
 
 
 def check_report_path(path: str | os.PathLike[str]) -> None:
-    """Raises if the name of a report's file has an unknown suffix.
+    """Raise if the name of a report's file has an unknown suffix.
 
     Args:
         path: The file to write.
@@ -237,7 +237,7 @@ def check_report_path(path: str | os.PathLike[str]) -> None:
 
 
 def _without_amplification(row: LedgerRow, relation: str) -> LedgerRow:
-    """The row, if it had gone through the data in shuffled passes."""
+    """Return the row, if it had gone through the data in shuffled passes."""
     if not row.sampling.is_amplified:
         return row
     # Replacing a unit moves a sum twice as far as zeroing it out, which a pass is accounted for.
@@ -247,7 +247,7 @@ def _without_amplification(row: LedgerRow, relation: str) -> LedgerRow:
 
 
 def software_versions() -> dict[str, str]:
-    """The versions of the software in this process that computes epsilon."""
+    """Return the versions of the software in this process that computes epsilon."""
     versions = {"Python": platform.python_version()}
     for name in _SOFTWARE:
         try:

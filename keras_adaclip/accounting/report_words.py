@@ -65,7 +65,7 @@ _FALSE_POSITIVE_RATES = (0.01, 0.001)
 
 
 def best_guess(epsilon: float, delta: float) -> float:
-    """The largest probability of a right guess between two equally likely cases.
+    """Return the largest probability of a right guess between two equally likely cases.
 
     Args:
         epsilon: Epsilon, at least 0; may be infinite.
@@ -78,7 +78,7 @@ def best_guess(epsilon: float, delta: float) -> float:
 
 
 def most_true_positives(false_positives: float, epsilon: float, delta: float) -> float:
-    """The largest true positive rate of a test with a given false positive rate.
+    """Return the largest true positive rate of a test with a given false positive rate.
 
     Args:
         false_positives: The share of absent units that the test takes for present, up to 1.
@@ -93,7 +93,7 @@ def most_true_positives(false_positives: float, epsilon: float, delta: float) ->
 
 
 def percent(share: float) -> str:
-    """A share in percent, rounded up.
+    """Return a share in percent, rounded up.
 
     Args:
         share: The share, between 0 and 1.
@@ -252,16 +252,16 @@ class ReportInWords:
         return tuple(text.format(unit=self.unit, choices=choices) for text in texts)
 
     def to_text(self) -> str:
-        """The report as text."""
+        """Return the report as text."""
         return self._written("Privacy report", "{:<25}  {}", "{}:\n", {})
 
     def to_markdown(self) -> str:
-        """The report as Markdown."""
+        """Return the report as Markdown."""
         head = "# Privacy report\n\n| | |\n| --- | --- |"
         return self._written(head, "| {} | {} |", "## {}\n\n", _IN_MARKDOWN)
 
     def to_html(self) -> str:
-        """The report as a document in one file of HTML, to read and to print."""
+        """Return the report as a document in one file of HTML, to read and to print."""
         lists = [
             f"<h2>{html.escape(title)}</h2>\n<ul>\n"
             + "\n".join(f"<li>{html.escape(each)}</li>" for each in texts)
@@ -293,7 +293,7 @@ class ReportInWords:
         return self.to_text()
 
     def rows(self) -> Rows:
-        """The names and values of the table, each in one line."""
+        """Return the names and values of the table, each in one line."""
         return [*self._numbers(), *self._facts(), *self._identity()]
 
     def _written(self, head: str, row: str, title: str, escapes: dict[int, str]) -> str:
@@ -331,7 +331,7 @@ class ReportInWords:
         ]
 
     def _facts(self) -> Rows:
-        """What ran."""
+        """Return what ran."""
         return [
             ("unit", self.unit),
             ("neighbouring data sets", RELATIONS_IN_WORDS[self.neighboring_relation]),
@@ -341,7 +341,7 @@ class ReportInWords:
         ]
 
     def _identity(self) -> Rows:
-        """What the report is about."""
+        """Return what the report is about."""
         file = "not stated"
         if self.model_file is not None:
             file = f"{self.model_file}, SHA-256 {self.model_file_sha256}"
@@ -354,7 +354,7 @@ class ReportInWords:
         ]
 
     def _titled_lists(self) -> dict[str, tuple[str, ...]]:
-        """All that is said in sentences, by title."""
+        """Return all that is said in sentences, by title."""
         return {
             "What is protected, and from whom": self.protection,
             "What epsilon means": self.meaning,
@@ -363,7 +363,7 @@ class ReportInWords:
         }
 
     def _software(self) -> str:
-        """The versions in one line."""
+        """Return the versions in one line."""
         return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
 
@@ -373,7 +373,7 @@ def _ratio(epsilon: float) -> str:
 
 
 def as_table(rows: Rows) -> str:
-    """Names and values as a table.
+    """Return names and values as a table.
 
     Args:
         rows: The names and values, not escaped.

@@ -187,7 +187,7 @@ class LedgerRow(Mechanism):
         unit: Unit = Unit.EXAMPLE,
         max_batch_size: int = 0,
     ) -> Self:
-        """A row in which nothing has run yet.
+        """Return a row in which nothing has run yet.
 
         Args:
             sampling: How units are drawn.
@@ -209,7 +209,7 @@ class LedgerRow(Mechanism):
         return (self.owner, *self.mechanism)
 
     def advance(self, num_steps: int) -> Self:
-        """The row after `num_steps` more steps.
+        """Return the row after `num_steps` more steps.
 
         A compiled training step does the same to its variables, one step at a time: it opens a
         release if the open one is used up, and otherwise counts one more step in it.
@@ -235,19 +235,19 @@ class LedgerRow(Mechanism):
         )
 
     def begin_segment(self) -> Self:
-        """The row at the start of another `fit` call, which begins a pass and so a release."""
+        """Return the row at the start of another `fit`, which begins a pass and so a release."""
         return dataclasses.replace(self, free_steps=0) if self.free_steps else self
 
     def emptied(self) -> Self:
-        """The row before its first step."""
+        """Return the row before its first step."""
         return dataclasses.replace(self, steps=0, releases=0, free_steps=0)
 
     def as_stream(self) -> Self:
-        """A fresh row with the same noise, in which every step is one full release."""
+        """Return a fresh row with the same noise, in which every step is one full release."""
         return dataclasses.replace(self.emptied(), sampling=Sampling.STREAM, max_batch_size=0)
 
     def behind(self, before: Self, is_pass: bool) -> Self:
-        """The row that counts an epoch whose noise differs from that of the epoch before.
+        """Return the row that counts an epoch whose noise differs from that of the epoch before.
 
         A pass over the data goes on where an epoch ends within it. What is left of it and the next
         pass may show a unit twice, so each step counts as a full release.
@@ -260,7 +260,7 @@ class LedgerRow(Mechanism):
         return self.as_stream() if is_within and not is_pass else self
 
     def plus(self, other: Self) -> Self:
-        """The row with the counts of another one added.
+        """Return the row with the counts of another one added.
 
         Args:
             other: A row of the same mechanism.
@@ -269,7 +269,7 @@ class LedgerRow(Mechanism):
         return dataclasses.replace(self, steps=steps, releases=releases)
 
     def at_least(self, other: Self) -> Self:
-        """The later one of two states of one counter, with the open release of this one.
+        """Return the later of two states of one counter, with the open release of this one.
 
         Args:
             other: Another state of this row.
@@ -280,7 +280,7 @@ class LedgerRow(Mechanism):
         return dataclasses.replace(self, steps=steps, releases=releases, free_steps=0)
 
     def to_integers(self) -> npt.NDArray[np.int32]:
-        """The row, without a selection. Shape: `(11,)`, in the order of `from_integers`."""
+        """Return the row, without a selection. Shape: `(11,)`, in the order of `from_integers`."""
         kind = self.sampling + _KINDS_OF_SAMPLING * self.unit
         sizes = (self.expected_batch_size, self.num_examples, self.max_batch_size)
         noise = np.array([self.noise_multiplier], np.float32).view(np.int32)
@@ -290,7 +290,7 @@ class LedgerRow(Mechanism):
 
     @classmethod
     def from_integers(cls, integers: npt.NDArray[np.int32]) -> Self:
-        """The inverse of `to_integers`.
+        """Return the row that `to_integers` wrote.
 
         Args:
             integers: Sampling and unit in one number, expected batch size, number of units,
@@ -328,7 +328,7 @@ class LedgerRow(Mechanism):
         return row
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as plain values, as reports have it."""
+        """Return the row as plain values, as reports have it."""
         is_amplified = self.sampling.is_amplified and self.selection is None
         names = ("num_examples", "noise_multiplier", "steps", "releases", "max_batch_size")
         return {
@@ -357,7 +357,7 @@ class LedgerRow(Mechanism):
 
 
 def rows_of_epochs(epochs: Iterable[tuple[LedgerRow, int]], is_pass: bool) -> list[LedgerRow]:
-    """What the epochs of a run add to the ledger.
+    """Return what the epochs of a run add to the ledger.
 
     Args:
         epochs: For each epoch the row of its mechanism before any step, and its number of steps.

@@ -54,7 +54,7 @@ class SavedPrivacy:
 
 
 def read_ledger(path: str | Path) -> Ledger:
-    """The ledger of a saved private model. No layer is built, and no code of the model runs.
+    """Return the ledger of a saved private model. No layer is built, and no code of the model runs.
 
     Args:
         path: A `.keras` file, or a `.weights.h5` file.
@@ -70,7 +70,7 @@ def read_ledger(path: str | Path) -> Ledger:
 
 
 def read_saved_privacy(path: str | Path) -> SavedPrivacy:
-    """The privacy of a saved model. No layer is built, and no code of the model runs.
+    """Return the privacy of a saved model. No layer is built, and no code of the model runs.
 
     Args:
         path: A `.keras` file, or a `.weights.h5` file.
@@ -109,7 +109,7 @@ def read_saved_privacy(path: str | Path) -> SavedPrivacy:
 
 
 def facts_to_array(facts: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
-    """Facts of a model as the bytes of a JSON text, for saving.
+    """Return facts of a model as the bytes of a JSON text, for saving.
 
     Args:
         facts: Arguments of `PrivacyReport.from_ledger` by name: texts, or texts by name.
@@ -118,7 +118,7 @@ def facts_to_array(facts: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
 
 
 def facts_from_array(values: npt.NDArray[Any]) -> dict[str, Any]:
-    """The facts in an array of `facts_to_array`.
+    """Return the facts in an array of `facts_to_array`.
 
     Args:
         values: The array.
@@ -139,7 +139,7 @@ def facts_from_array(values: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def weights_in_words(digest: str | None, are_unchanged: bool | None) -> str:
-    """The digest of all weights in words, with whether private training left them.
+    """Return the digest of all weights in words, with whether private training left them.
 
     Args:
         digest: SHA-256 of the digests of all weights; None if it is not known.

@@ -146,7 +146,7 @@ class RandomSelection:
         return epsilon_of_divergences(self.divergences(divergences), delta)
 
     def divergences(self, divergences: Floats) -> Floats:
-        """Rényi divergences of the selection.
+        """Return the Rényi divergences of the selection.
 
         Args:
             divergences: Those of each run, one for each order of the accountants.
@@ -179,7 +179,7 @@ class RandomSelection:
 
 
 def growing(divergences: Floats) -> Floats:
-    """Divergences tightened by the fact that they grow with the order.
+    """Return divergences tightened by the fact that they grow with the order.
 
     A bound at a later order also bounds an earlier one.
     """
@@ -294,7 +294,7 @@ class RunBounds:
         return neighboring_relation(self._rows())
 
     def covers(self, ledger: Ledger) -> bool:
-        """Whether a run with this ledger has kept the bound.
+        """Return whether a run with this ledger has kept the bound.
 
         Args:
             ledger: What the run has spent.
@@ -337,7 +337,7 @@ class RunBounds:
         return selection.epsilon_of(self.divergences, delta)
 
     def selected(self, selection: RandomSelection) -> Ledger:
-        """The ledger of a model that was released as the best of several runs.
+        """Return the ledger of a model that was released as the best of several runs.
 
         Args:
             selection: The distribution of the number of runs.
@@ -364,7 +364,7 @@ class RunBounds:
         return Ledger((released,))
 
     def to_list(self) -> list[str]:
-        """The plans as texts for a JSON file."""
+        """Return the plans as texts for a JSON file."""
         return [plan.to_json() for plan in self.plans]
 
     def _rows(self) -> tuple[LedgerRow, ...]:

@@ -59,7 +59,7 @@ def standard_normal(size: int, key: Tensor, step: Tensor, stream: Tensor) -> Ten
     of_step = threefry((key[0], key[1]), (ops.cast(step, "uint32"), zero))
     subkey = threefry(of_step, (stream, zero))
     index = ops.cast(ops.arange(size, dtype="int32"), "uint32")
-    return normal_of(threefry(subkey, (index, ops.zeros_like(index)))[0])
+    return normal_from_bits(threefry(subkey, (index, ops.zeros_like(index)))[0])
 
 
 def rounded_size(size: int) -> int:
@@ -91,8 +91,8 @@ def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tupl
     return first, second
 
 
-def normal_of(bits: Tensor) -> Tensor:
-    """Return standard normal float32 numbers, each made of 32 random bits."""
+def normal_from_bits(bits: Tensor) -> Tensor:
+    """Return standard normal float32 numbers, elementwise from uint32 words of random bits."""
     lower = ops.cast(bits & np.uint32(0x7FFFFFFF), "int32")
     # Twice the probability of the tail, in (0, 1).
     twice = (ops.cast(lower, "float32") + 0.5) * 2.0**-31

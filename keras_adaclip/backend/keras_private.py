@@ -92,10 +92,10 @@ def set_attribute(layer: Any, name: str, value: Any) -> None:
     object.__setattr__(layer, name, value)
 
 
-def is_legacy_file() -> bool:
-    """Return whether Keras is writing or reading the config of a whole model in an HDF5 file.
+def uses_legacy_config() -> bool:
+    """Return whether Keras is writing or reading a whole model in an HDF5 file.
 
-    Keras writes the variables of an optimizer to such a file unchanged.
+    It then passes over `save_own_variables`, and writes the variables of an optimizer unchanged.
     """
     return bool(global_state.get_global_attribute("use_legacy_config", False))
 

@@ -19,10 +19,10 @@ class AuditCallback(Printable, keras.callbacks.Callback):
     canaries without noise.
 
     Args:
-        canaries: the `Canaries` whose `dataset` is trained on.
-        delta: between 0 and 1; far below one over the number of canaries.
-        confidence: between 0 and 1.
-        frequency: positive, number of epochs between audits; the last epoch is always audited. An
+        canaries: The `Canaries` whose `dataset` is trained on.
+        delta: Between 0 and 1; far below one over the number of canaries.
+        confidence: Between 0 and 1.
+        frequency: Positive, number of epochs between audits; the last epoch is always audited. An
             audit evaluates the canaries, which takes a second more when it is compiled.
 
     Raises:
@@ -63,8 +63,8 @@ class AuditCallback(Printable, keras.callbacks.Callback):
         """Check the data; `fit` calls it before training.
 
         Args:
-            model: the private model.
-            data: its training data.
+            model: The private model.
+            data: Its training data.
 
         Raises:
             ValueError: If these are not the canaries' data.

@@ -21,7 +21,7 @@ class ClippingMonitor(Printable, keras.callbacks.Callback):
     the mean over the groups; `model.optimizer.clip_norm` has each group's norm of the next step.
 
     Args:
-        private_diagnostics: whether to log also the mean raw norm (`gradient_norm`) and the true
+        private_diagnostics: Whether to log also the mean raw norm (`gradient_norm`) and the true
             share of clipped examples (`clipped_fraction`) of each epoch. These are *not* private:
             use them on data that need no protection.
 
@@ -42,8 +42,8 @@ class ClippingMonitor(Printable, keras.callbacks.Callback):
         """Warn of private diagnostics; `fit` calls it before training.
 
         Args:
-            model: the private model.
-            data: its training data.
+            model: The private model.
+            data: Its training data.
         """
         if self.private_diagnostics:
             warnings.warn(

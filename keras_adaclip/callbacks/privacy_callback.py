@@ -20,18 +20,18 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
     `steps_per_execution` at a time.
 
     Args:
-        delta: float in (0, 1); None means the `delta` of an `AutoDPOptimizer`, or else
+        delta: Float in (0, 1); None means the `delta` of an `AutoDPOptimizer`, or else
             `num_examples ** -1.1` of the largest data set so far, which the first line of `fit`
             says, and never more than was promised. For a federated model, the number of clients
             replaces `num_examples`.
-        target_epsilon: positive float; None means no limit. It holds for the smallest delta that
+        target_epsilon: Positive float; None means no limit. It holds for the smallest delta that
             was promised for this model, here or by an earlier target, also if `delta` is larger.
         accountant: `"pld"` (tight) or `"rdp"`.
-        report_path: file to which `model.privacy_report` is written when training ends, as HTML,
+        report_path: File to which `model.privacy_report` is written when training ends, as HTML,
             JSON, Markdown or text by its suffix (`.html`, `.json`, `.md`, `.txt`); None writes
             none. A missing folder is created. Keras does not notify callbacks of a `fit` that was
             interrupted; call `model.privacy_report` then.
-        data_description: which data the model is trained on, in your words, for the report.
+        data_description: Which data the model is trained on, in your words, for the report.
 
     Attributes:
         effective_delta: The delta in use, once training has begun.
@@ -71,8 +71,8 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
         """Choose delta and count the allowed steps; `fit` calls it before training.
 
         Args:
-            model: the private model, with an open ledger.
-            data: its training data.
+            model: The private model, with an open ledger.
+            data: Its training data.
 
         Raises:
             ValueError: If `delta` is None and the number of examples (or clients) is unknown or

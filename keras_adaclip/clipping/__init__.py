@@ -41,7 +41,7 @@ def get(identifier: Any) -> ClippingStrategy:
     """Return the clipping strategy for a `clipping` argument.
 
     Args:
-        identifier: a strategy, a number (a fixed norm), a schedule of norms, `"quantile"`,
+        identifier: A strategy, a number (a fixed norm), a schedule of norms, `"quantile"`,
             `"automatic"`, or the config of a strategy or schedule.
 
     Raises:

@@ -39,11 +39,11 @@ class AdaClip(ClippingStrategy):
     gradients are written out, which takes memory of `batch_size` times the number of weights.
 
     Args:
-        beta1: float in [0, 1), decay rate of the centre.
-        beta2: float in [0, 1), decay rate of the variances.
-        min_variance: positive float, floor of a coordinate's variance in one step, in squared
+        beta1: Float in [0, 1), decay rate of the centre.
+        beta2: Float in [0, 1), decay rate of the variances.
+        min_variance: Positive float, floor of a coordinate's variance in one step, in squared
             units of the gradient.
-        max_variance: positive float, its ceiling. The variances start at the geometric mean of
+        max_variance: Positive float, its ceiling. The variances start at the geometric mean of
             the two.
 
     Raises:

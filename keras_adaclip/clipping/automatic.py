@@ -26,9 +26,9 @@ class AutomaticClipping(ClippingStrategy):
     contributions from growing to full length.
 
     Args:
-        clip_norm: positive float, the upper limit of the norms, in units of the gradient.
+        clip_norm: Positive float, the upper limit of the norms, in units of the gradient.
             With K groups it is the joint bound, `clip_norm / sqrt(K)` for each.
-        stabilizer: positive float, added to each norm before dividing by it.
+        stabilizer: Positive float, added to each norm before dividing by it.
         groups: `"flat"`, `"per_layer"`, or a function from a variable to its group's name.
         noise_allocation: `"global"`, `"proportional"` or `"optimal"`.
 
@@ -78,9 +78,9 @@ class PSAC(AutomaticClipping):
     stabilizer r below 1 no factor is above `clip_norm / (2 * sqrt(r) - r)`.
 
     Args:
-        clip_norm: positive float, the upper limit of the norms, in units of the gradient.
+        clip_norm: Positive float, the upper limit of the norms, in units of the gradient.
             With K groups it is the joint bound, `clip_norm / sqrt(K)` for each.
-        stabilizer: positive float, the r of the formula.
+        stabilizer: Positive float, the r of the formula.
         groups: `"flat"`, `"per_layer"`, or a function from a variable to its group's name.
         noise_allocation: `"global"`, `"proportional"` or `"optimal"`.
 

@@ -18,9 +18,9 @@ class Clipper:
     """A strategy, its groups and its state at one step.
 
     Args:
-        strategy: the clipping strategy.
-        groups: the groups of the trainable variables, in their order.
-        state: the strategy's state at this step.
+        strategy: The clipping strategy.
+        groups: The groups of the trainable variables, in their order.
+        state: The strategy's state at this step.
     """
 
     strategy: ClippingStrategy
@@ -46,8 +46,8 @@ class Clipper:
         """Return the factor of each unit in each group, zero where the unit is not finite.
 
         Args:
-            norms: float32 of shape `(batch_size, num_groups)`, zero where not finite.
-            finite: bool of shape `(batch_size,)`, false for padding too.
+            norms: Float32 of shape `(batch_size, num_groups)`, zero where not finite.
+            finite: Bool of shape `(batch_size,)`, false for padding too.
         """
         factors = self._of_each_unit(
             lambda norms, finite: self.strategy.clip_factors(self.state, norms), norms, finite
@@ -73,10 +73,10 @@ class Clipper:
         The statistics of each unit are cut to what is paid for.
 
         Args:
-            norms: as in `factors`.
-            finite: as in `factors`.
-            present: bool of shape `(batch_size,)`, false for padding.
-            factors: the result of `factors`.
+            norms: As in `factors`.
+            finite: As in `factors`.
+            present: Bool of shape `(batch_size,)`, false for padding.
+            factors: The result of `factors`.
 
         Raises:
             ValueError: If the strategy returns another number of statistics than it states.
@@ -112,9 +112,9 @@ class Clipper:
         """Return the rows of a function, to which a strategy of the user's shows one unit each.
 
         Args:
-            function: takes norms and finiteness of some units and returns a row for each.
-            norms: as in `factors`.
-            finite: as in `factors`.
+            function: Takes norms and finiteness of some units and returns a row for each.
+            norms: As in `factors`.
+            finite: As in `factors`.
         """
         is_ours = type(self.strategy).__module__.partition(".")[0] == __name__.partition(".")[0]
         if is_ours and not {"clip_factors", "statistics"} & vars(self.strategy).keys():

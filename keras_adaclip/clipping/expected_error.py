@@ -44,10 +44,10 @@ class ExpectedErrorClipping(AdaptiveClipping):
     the sum of contributions is noised with `(z^-2 - K (2 s)^-2)^(-1/2)`.
 
     Args:
-        initial_clip_norm: positive float, the norm of the first step, in units of the gradient;
+        initial_clip_norm: Positive float, the norm of the first step, in units of the gradient;
             with K groups each begins with `initial_clip_norm / sqrt(K)`.
-        learning_rate: positive float, how fast the norm moves.
-        excess_noise_stddev: positive float, the standard deviation of the noise on the sum of the
+        learning_rate: Positive float, how fast the norm moves.
+        excess_noise_stddev: Positive float, the standard deviation of the noise on the sum of the
             excesses, in units of R; None means the expected number of units divided by 20.
         groups: `"flat"`, `"per_layer"`, or a function from a variable to its group's name.
         noise_allocation: `"global"`, `"proportional"` or `"optimal"`.

@@ -20,7 +20,7 @@ class FixedClipping(ClippingStrategy):
     A contribution `g` becomes `g * min(1, clip_norm / ||g||)`.
 
     Args:
-        clip_norm: positive float, the largest Euclidean norm of a contribution, in the units of
+        clip_norm: Positive float, the largest Euclidean norm of a contribution, in the units of
             the gradient. With K groups it is the joint bound, and each group is clipped to
             `clip_norm / sqrt(K)`; a sequence gives the bound of each group.
         groups: `"flat"`, `"per_layer"`, or a function from a variable to its group's name.

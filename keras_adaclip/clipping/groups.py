@@ -29,9 +29,9 @@ class ParameterGroups:
     """The group of each variable.
 
     Args:
-        names: the name of each group.
-        assignment: for each variable, the number of its group.
-        shapes: for each variable, its shape.
+        names: The name of each group.
+        assignment: For each variable, the number of its group.
+        shapes: For each variable, its shape.
 
     Example:
 
@@ -64,7 +64,7 @@ class ParameterGroups:
         Args:
             groups: `"flat"`, `"per_layer"`, or a function from a variable to the name of its
                 group. The names must not depend on the training data.
-            variables: the trainable variables.
+            variables: The trainable variables.
 
         Raises:
             TypeError: If the function returns a value that is not hashable.
@@ -84,7 +84,7 @@ class ParameterGroups:
         """Return one group of variables.
 
         Args:
-            shapes: the shape of each variable.
+            shapes: The shape of each variable.
         """
         tuples = tuple(tuple(map(int, shape)) for shape in shapes)
         return cls(("all",), (0,) * len(tuples), tuples)
@@ -93,7 +93,7 @@ class ParameterGroups:
         """Return equal norms whose joint norm is `clip_norm`: `C_k = C / sqrt(K)`.
 
         Args:
-            clip_norm: the joint norm C.
+            clip_norm: The joint norm C.
 
         Returns:
             A float32 array of shape `(num_groups,)`.

@@ -26,12 +26,12 @@ class MeanNormClipping(AdaptiveClipping):
     of contributions is noised with `(z^-2 - K (2 s)^-2)^(-1/2)`.
 
     Args:
-        initial_clip_norm: positive float, the norm of the first step, in units of the gradient;
+        initial_clip_norm: Positive float, the norm of the first step, in units of the gradient;
             with K groups each begins with `initial_clip_norm / sqrt(K)`.
-        factor: positive float, the clipping norm in units of the mean norm.
-        norm_bound_factor: float above 1, at most 1e6, the cut-off R in units of the clipping norm;
+        factor: Positive float, the clipping norm in units of the mean norm.
+        norm_bound_factor: Float above 1, at most 1e6, the cut-off R in units of the clipping norm;
             the norm grows by at most `factor * norm_bound_factor` a step.
-        mean_noise_stddev: positive float, the standard deviation of the noise on the sum of the
+        mean_noise_stddev: Positive float, the standard deviation of the noise on the sum of the
             norms, in units of R; None means the expected number of units divided by 20.
         groups: `"flat"`, `"per_layer"`, or a function from a variable to its group's name.
         noise_allocation: `"global"`, `"proportional"` or `"optimal"`.

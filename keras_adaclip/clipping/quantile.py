@@ -32,18 +32,18 @@ class QuantileClipping(AdaptiveClipping):
     `bit - 1/2` by 1/2.
 
     Args:
-        target_quantile: float in [0, 1], the share of contributions that stays unclipped.
-        initial_clip_norm: positive float, the norm of the first step, in units of the gradient;
+        target_quantile: Float in [0, 1], the share of contributions that stays unclipped.
+        initial_clip_norm: Positive float, the norm of the first step, in units of the gradient;
             with K groups each begins with `initial_clip_norm / sqrt(K)`.
-        learning_rate: positive float, how fast the norm moves.
-        count_noise_stddev: positive float, the standard deviation of the noise on the sum of the
+        learning_rate: Positive float, how fast the norm moves.
+        count_noise_stddev: Positive float, the standard deviation of the noise on the sum of the
             bits, in units; None means the expected number of units divided by 20.
         update: `"geometric"` or `"linear"`.
-        min_clip_norm: positive float, lower bound of the norm; None means 1e-10, the
+        min_clip_norm: Positive float, lower bound of the norm; None means 1e-10, the
             smallest norm that float32 can clip to, for the geometric update and 1e-6 for the
             linear one. With groups, it is the bound of each. Without a bound the norm sinks as most
             examples fit, and cuts off the others (Zhao et al. 2025).
-        max_clip_norm: positive float, upper bound of the norm; None means 1e15.
+        max_clip_norm: Positive float, upper bound of the norm; None means 1e15.
         groups: `"flat"`, `"per_layer"`, or a function from a variable to its group's name.
         noise_allocation: `"global"`, `"proportional"` or `"optimal"`.
 

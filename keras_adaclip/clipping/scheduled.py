@@ -25,7 +25,7 @@ class ScheduledClipping(ClippingStrategy):
     provided that it was chosen without looking at the private data.
 
     Args:
-        schedule: a schedule from `keras_adaclip.schedules`, a Keras `LearningRateSchedule`, or a
+        schedule: A schedule from `keras_adaclip.schedules`, a Keras `LearningRateSchedule`, or a
             serialized one; its values are clipping norms in units of the gradient. With K groups
             they are joint norms, and each group is clipped to `value / sqrt(K)`. Values out of
             the range of float32 norms, 1e-10 to 1e15, are moved into it.

@@ -42,11 +42,11 @@ class SlaClip(ClippingStrategy):
     below 1, begin with a small norm.
 
     Args:
-        initial_clip_norm: positive float, the norm of the first step, in units of the gradient.
-        num_slots: integer from 2, the K of the formula. The noise on each of the means is
+        initial_clip_norm: Positive float, the norm of the first step, in units of the gradient.
+        num_slots: Integer from 2, the K of the formula. The noise on each of the means is
             `noise_multiplier * sqrt(K) / expected_units`; the authors recommend at most
             `(expected_units / (5.15 * noise_multiplier)) ** (2 / 3)`.
-        learning_rate: positive float, how fast the norm moves.
+        learning_rate: Positive float, how fast the norm moves.
 
     Raises:
         TypeError: If an argument is not a number.

@@ -37,11 +37,11 @@ class Release:
     """The private outputs of one step: all that the next state may depend on.
 
     Args:
-        means: the noised means, one for each variable, in the coordinates of the clipping.
-        mean_stddevs: the standard deviation of the noise in each mean.
-        statistics: the noised sums of the strategy's statistics, of shape `(num_statistics,)`.
-        expected_units: expected number of units in a step.
-        step: number of steps taken, this one included.
+        means: The noised means, one for each variable, in the coordinates of the clipping.
+        mean_stddevs: The standard deviation of the noise in each mean.
+        statistics: The noised sums of the strategy's statistics, of shape `(num_statistics,)`.
+        expected_units: Expected number of units in a step.
+        step: Number of steps taken, this one included.
     """
 
     means: Sequence[Tensor]
@@ -59,11 +59,20 @@ class ClippingStrategy(Configurable, abc.ABC):
     Args:
         groups: `"flat"` clips the whole contribution to one norm, `"per_layer"` the part of each
             layer to its own norm; a function takes a variable and returns the name of its group.
-        noise_allocation: how the noise is spread over groups: `"global"` (equal noise on every
+        noise_allocation: How the noise is spread over groups: `"global"` (equal noise on every
             coordinate), `"proportional"` (to the group's clipping norm) or `"optimal"` (least
             total noise).
 
-    `clip_factors` and `statistics` of a subclass outside of this package see one unit at a time.
+    Attributes:
+        is_constant: Whether the state never changes; loading a checkpoint then leaves it alone.
+        statistic_bound: The largest absolute value of a statistic of one unit, to which it is cut.
+            A strategy with statistics states it, and pays for as much in `noise_split`.
+        statistics_fit_the_norm: Whether (n / clip_norm)^2 + ||statistics||^2 <= 1 for every unit,
+            with n the norm of what it contributes. In a single group, with the total noise
+            multiplier, statistics then cost nothing.
+
+    `clip_factors` and `statistics` of a subclass outside of this package are called for one unit at
+    a time: their tensors then have one row.
 
     Guarantees:
         One unit adds at most `state["clip_norm"][k]` (Euclidean) to group k of the sum, under
@@ -72,17 +81,10 @@ class ClippingStrategy(Configurable, abc.ABC):
         sum and for the strategy's own statistics.
     """
 
-    # Whether the state never changes, so that loading a checkpoint must not change it either.
     is_constant: ClassVar[bool] = False
     groups: Groups = "flat"
     noise_allocation: str = "global"
-
-    # Whether (n / clip_norm)^2 + ||statistics||^2 <= 1 for every unit, with n the norm of what it
-    # contributes. In a single group, with the total noise multiplier, they then cost nothing.
     statistics_fit_the_norm: ClassVar[bool] = False
-
-    # The largest absolute value of a statistic of one unit, to which it is cut. A strategy with
-    # statistics states it, and pays for as much in `noise_split`.
     statistic_bound: ClassVar[float | None] = None
 
     def __init__(self, groups: Groups = "flat", noise_allocation: str = "global") -> None:
@@ -94,7 +96,7 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the state before the first step.
 
         Args:
-            groups: the groups of the trainable variables.
+            groups: The groups of the trainable variables.
 
         Returns:
             Arrays, among them `"clip_norm"` of shape `(num_groups,)`.
@@ -104,8 +106,8 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the factor of each unit's contribution to each group: `min(1, clip_norm / norm)`.
 
         Args:
-            state: the state of this step.
-            norms: float32 tensor of shape `(batch_size, num_groups)`, all finite.
+            state: The state of this step.
+            norms: Float32 tensor of shape `(batch_size, num_groups)`, all finite.
 
         Returns:
             A float32 tensor of the same shape with `factor * norm <= clip_norm`.
@@ -117,7 +119,7 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the number of statistics that each unit adds.
 
         Args:
-            num_groups: number of groups.
+            num_groups: Number of groups.
         """
         return 0
 
@@ -129,9 +131,9 @@ class ClippingStrategy(Configurable, abc.ABC):
         What exceeds that is cut off.
 
         Args:
-            state: the state of this step.
-            norms: float32 tensor of shape `(batch_size, num_groups)`, zero where not finite.
-            finite: bool tensor of shape `(batch_size,)`.
+            state: The state of this step.
+            norms: Float32 tensor of shape `(batch_size, num_groups)`, zero where not finite.
+            finite: Bool tensor of shape `(batch_size,)`.
 
         Returns:
             A tensor of shape `(batch_size, num_statistics)`.
@@ -144,9 +146,9 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Split the total noise multiplier between the sum and the statistics.
 
         Args:
-            noise_multiplier: the total, which the accountant sees.
-            expected_units: expected number of units in a step.
-            num_groups: number of groups.
+            noise_multiplier: The total, which the accountant sees.
+            expected_units: Expected number of units in a step.
+            num_groups: Number of groups.
 
         Returns:
             The noise multiplier of the clipped sum, and the standard deviation of the noise on
@@ -162,8 +164,8 @@ class ClippingStrategy(Configurable, abc.ABC):
         Unit i is clipped as `(g_i - centre) / scale`. Both may depend on earlier releases only.
 
         Args:
-            state: the state of this step.
-            groups: the groups of the trainable variables.
+            state: The state of this step.
+            groups: The groups of the trainable variables.
         """
         return None
 
@@ -171,8 +173,8 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the noised means in the coordinates of the gradient.
 
         Args:
-            state: the state of this step.
-            means: the noised mean of each variable, in the coordinates of the clipping.
+            state: The state of this step.
+            means: The noised mean of each variable, in the coordinates of the clipping.
         """
         return list(means)
 
@@ -182,9 +184,9 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the entries of the state that change when a run of steps begins.
 
         Args:
-            state: the state as arrays.
-            step: number of steps taken so far.
-            steps_per_epoch: number of steps in an epoch, None if unknown.
+            state: The state as arrays.
+            step: Number of steps taken so far.
+            steps_per_epoch: Number of steps in an epoch, None if unknown.
         """
         return {}
 
@@ -192,8 +194,8 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return the state of the next step.
 
         Args:
-            state: the state of this step.
-            release: the private outputs of this step.
+            state: The state of this step.
+            release: The private outputs of this step.
         """
         return state
 
@@ -204,8 +206,8 @@ class ClippingStrategy(Configurable, abc.ABC):
         this, and logs the norms with which the step was clipped.
 
         Args:
-            state: the state as arrays, after the latest step.
-            step: number of the latest step, from 0.
+            state: The state as arrays, after the latest step.
+            step: Number of the latest step, from 0.
         """
         return state["clip_norm"]
 
@@ -213,9 +215,9 @@ class ClippingStrategy(Configurable, abc.ABC):
         """Return a sentence with the noise on the sum and the price of the statistics.
 
         Args:
-            noise_multiplier: the total, which the accountant sees.
-            expected_units: expected number of units in a step.
-            num_groups: number of groups.
+            noise_multiplier: The total, which the accountant sees.
+            expected_units: Expected number of units in a step.
+            num_groups: Number of groups.
         """
         rest, stddev = self.noise_split(noise_multiplier, expected_units, num_groups)
         num_statistics = self.num_statistics(num_groups)

@@ -17,7 +17,7 @@ from keras import ops
 
 from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
-from keras_adaclip.examination.draws import EqualDraws
+from keras_adaclip.examination.equal_draws import EqualDraws
 from keras_adaclip.examination.issues import OwnLoss
 from keras_adaclip.examination.rows import SampleRows
 from keras_adaclip.gradients import Batch, is_differentiable

@@ -65,7 +65,7 @@ class FederatedTraining(training.TrainingBase):
                 most, drawn again in each round; None takes all.
             client_weighting: `"uniform"`, or `federated.ByExamples(limit, mean)` to weight clients
                 by their number of examples, up to a bound.
-            proximal_strength: mu of FedProx, which draws the clients' weights towards the server's.
+            proximal_strength: Mu of FedProx, which draws the clients' weights towards the server's.
             cohort_noise_size: The size of a large cohort to simulate with the smaller cohorts of
                 `fit`: the noise multiplier is reduced by the ratio of the two, so that the noise in
                 the mean is that of the large cohort. The ledger counts what ran, with the smaller

@@ -15,7 +15,6 @@ from keras_adaclip.gradients.contributions import (
     Totals,
     clipped_contributions,
 )
-from keras_adaclip.gradients.draws import MIXING_LAYERS, Augmentation, DrawingScope, Draws
 from keras_adaclip.gradients.forms import Lookup, Materialized, PerExampleGradient
 from keras_adaclip.gradients.forward import (
     call_model,
@@ -37,6 +36,7 @@ from keras_adaclip.gradients.plan import (
     watched_calls,
 )
 from keras_adaclip.gradients.proof import make_plan, moved_value
+from keras_adaclip.gradients.random_numbers import MIXING_LAYERS, Augmentation, DrawingScope, Draws
 
 __all__ = [
     "LayerRule",

@@ -20,7 +20,6 @@ from keras_adaclip import backend
 from keras_adaclip.clipping import Clipper
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.contributions import BatchGradients, Totals, clipped_contributions
-from keras_adaclip.gradients.draws import Draws
 from keras_adaclip.gradients.forms import Materialized
 from keras_adaclip.gradients.forward import (
     Forward,
@@ -29,6 +28,7 @@ from keras_adaclip.gradients.forward import (
     single_gradient,
 )
 from keras_adaclip.gradients.layerwise import GradientPlan, per_example_gradients
+from keras_adaclip.gradients.random_numbers import Draws
 
 Tensor = Any
 

@@ -16,7 +16,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients.batch import Batch, mapped
-from keras_adaclip.gradients.draws import Draws, drawing_for_each_example
+from keras_adaclip.gradients.random_numbers import Draws, drawing_for_each_example
 from keras_adaclip.sampling import as_arrays, common_length
 
 Tensor = Any

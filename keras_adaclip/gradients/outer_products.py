@@ -36,8 +36,8 @@ def gram_is_cheaper(positions: int | None, inputs: int, outputs: int) -> bool:
 
     Args:
         positions: T, None if not known.
-        inputs: d.
-        outputs: p.
+        inputs: D.
+        outputs: P.
     """
     if positions is None:
         return False

@@ -54,16 +54,16 @@ class AccountedOptimizer(WrappingOptimizer):
     """Keeps the ledger, and the noise in step with it.
 
     Attributes:
-        microbatch_size: number of units that are processed at a time; None lets the step decide.
-        target_epsilon: the budget at which training ends; None for no budget.
-        delta: the delta of the budget; None for that of the run.
-        seed: seed of the noise and of the sampling; None takes both from the operating system.
-        account: the ledger, for the weights that remember it; see `training.weights`.
+        microbatch_size: Number of units that are processed at a time; None lets the step decide.
+        target_epsilon: The budget at which training ends; None for no budget.
+        delta: The delta of the budget; None for that of the run.
+        seed: Seed of the noise and of the sampling; None takes both from the operating system.
+        account: The ledger, for the weights that remember it; see `training.weights`.
 
     Args:
-        inner_optimizer: the optimizer that applies the updates.
-        noise_multiplier: float >= 0, or a schedule.
-        name: name of the optimizer.
+        inner_optimizer: The optimizer that applies the updates.
+        noise_multiplier: Float >= 0, or a schedule.
+        name: Name of the optimizer.
 
     Guarantees:
         The noise multiplier of a step is that of the ledger row which counts the step. It changes
@@ -118,7 +118,7 @@ class AccountedOptimizer(WrappingOptimizer):
         """Take over the steps of another ledger; this one is never lowered.
 
         Args:
-            ledger: the ledger to cover.
+            ledger: The ledger to cover.
         """
         self.account.include(ledger)
 
@@ -126,7 +126,7 @@ class AccountedOptimizer(WrappingOptimizer):
         """Set the ledger to one whose cost contains that of all steps so far.
 
         Args:
-            ledger: the ledger, such as the cost of the best of several runs.
+            ledger: The ledger, such as the cost of the best of several runs.
         """
         self.account.replace(ledger)
 
@@ -134,7 +134,7 @@ class AccountedOptimizer(WrappingOptimizer):
         """Keep a delta with the ledger: no later target epsilon is for a larger one.
 
         Args:
-            delta: the delta of a target epsilon.
+            delta: The delta of a target epsilon.
         """
         self.include_ledger(Ledger(promised_delta=delta))
 
@@ -155,9 +155,9 @@ class AccountedOptimizer(WrappingOptimizer):
         """Return the expected number of examples in a step, if `fit` is given none.
 
         Args:
-            num_examples: number of examples.
-            num_epochs: number of epochs of the run.
-            steps_per_epoch: number of steps of an epoch, None for a pass over the data.
+            num_examples: Number of examples.
+            num_epochs: Number of epochs of the run.
+            steps_per_epoch: Number of steps of an epoch, None for a pass over the data.
         """
         return _DEFAULT_BATCH_SIZE
 
@@ -172,11 +172,11 @@ class AccountedOptimizer(WrappingOptimizer):
         """Plan a run before it begins.
 
         Args:
-            ledger: everything that the model has spent.
-            settings: the facts of the run.
-            num_epochs: number of epochs of the run.
-            is_pass: whether each epoch begins a new pass over the data.
-            delta: the delta of a `PrivacyCallback` of the run, None without.
+            ledger: Everything that the model has spent.
+            settings: The facts of the run.
+            num_epochs: Number of epochs of the run.
+            is_pass: Whether each epoch begins a new pass over the data.
+            delta: The delta of a `PrivacyCallback` of the run, None without.
         """
 
     @property
@@ -192,7 +192,7 @@ class AccountedOptimizer(WrappingOptimizer):
         """Begin the steps of a `fit`; `DPOptimizer` lets an inner optimizer plan them.
 
         Args:
-            num_steps: their number; None if it is not known.
+            num_steps: Their number; None if it is not known.
         """
 
     def refuse_single_steps(self) -> None:
@@ -219,7 +219,7 @@ class AccountedOptimizer(WrappingOptimizer):
         """Prepare a run of steps: noise, divisor, and the row of the ledger that counts them.
 
         Args:
-            settings: what the ledger must know of the run besides the noise.
+            settings: What the ledger must know of the run besides the noise.
 
         Returns:
             The row before the first step.
@@ -250,7 +250,7 @@ class AccountedOptimizer(WrappingOptimizer):
         If a callback has set the variables back, the noise gets another key: it would repeat.
 
         Args:
-            is_pass: whether the epoch begins a new pass over the data.
+            is_pass: Whether the epoch begins a new pass over the data.
         """
         if not self.is_in_a_run:
             raise RuntimeError(
@@ -277,9 +277,9 @@ class AccountedOptimizer(WrappingOptimizer):
         """Return what the next epochs of the run add to the ledger if all of their steps run.
 
         Args:
-            num_epochs: number of epochs; of one step each, if their length is not known.
-            is_pass: whether each epoch begins a new pass over the data.
-            settings: those of a run that has not begun; None for the current run.
+            num_epochs: Number of epochs; of one step each, if their length is not known.
+            is_pass: Whether each epoch begins a new pass over the data.
+            settings: Those of a run that has not begun; None for the current run.
         """
         settings = settings or self._run_settings
         size = settings.steps_per_epoch or 1
@@ -323,8 +323,8 @@ class AccountedOptimizer(WrappingOptimizer):
         continues, and random numbers come from a new key.
 
         Args:
-            values: arrays by the `id` of the variable.
-            ledger: the ledger of the state.
+            values: Arrays by the `id` of the variable.
+            ledger: The ledger of the state.
         """
         self.include_ledger(ledger)
         if self.built:
@@ -394,7 +394,7 @@ def check_noise_multiplier_or_schedule(value: Any) -> Any:
     """Return a noise multiplier as a float, a schedule or its config as a schedule.
 
     Args:
-        value: a number, a schedule or the config of one.
+        value: A number, a schedule or the config of one.
 
     Raises:
         TypeError: If it is neither a number nor a schedule.

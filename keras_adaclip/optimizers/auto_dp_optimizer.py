@@ -42,19 +42,19 @@ class AutoDPOptimizer(DPOptimizer):
     default the noise moves each weight by a few times its initial size.
 
     Args:
-        target_epsilon: positive float, the budget of everything that this model's training spends.
-        delta: float in (0, 1), of every `fit`; None takes that of a `PrivacyCallback` in the same
+        target_epsilon: Positive float, the budget of everything that this model's training spends.
+        delta: Float in (0, 1), of every `fit`; None takes that of a `PrivacyCallback` in the same
             `fit`, or else `num_examples ** -1.1` of the largest data set so far. If a smaller one
             was promised for this model before, the target is held to that.
-        optimizer: any Keras optimizer, whose learning rate is then yours to choose; None for
+        optimizer: Any Keras optimizer, whose learning rate is then yours to choose; None for
             `PlannedMomentum`.
-        plan: parts of the plan that you choose yourself: `"batch_size"`, `"clipping"` (as in
+        plan: Parts of the plan that you choose yourself: `"batch_size"`, `"clipping"` (as in
             `DPOptimizer`), `"noise_multiplier"`, `"noise_walk"` (of `PlannedMomentum`).
-        microbatch_size: as in `DPOptimizer`.
-        memory_limit: as in `DPOptimizer`.
-        gradient_method: as in `DPOptimizer`.
-        seed: as in `DPOptimizer`.
-        name: name of the optimizer.
+        microbatch_size: As in `DPOptimizer`.
+        memory_limit: As in `DPOptimizer`.
+        gradient_method: As in `DPOptimizer`.
+        seed: As in `DPOptimizer`.
+        name: Name of the optimizer.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -143,9 +143,9 @@ class AutoDPOptimizer(DPOptimizer):
         """Return the batch size of the plan.
 
         Args:
-            num_examples: number of examples.
-            num_epochs: number of epochs of the run.
-            steps_per_epoch: number of steps of an epoch, None for a pass over the data.
+            num_examples: Number of examples.
+            num_epochs: Number of epochs of the run.
+            steps_per_epoch: Number of steps of an epoch, None for a pass over the data.
 
         Raises:
             ValueError: If there are several processes, each of which knows its own examples.
@@ -176,11 +176,11 @@ class AutoDPOptimizer(DPOptimizer):
         """Choose the noise of a run, so that it ends at the target.
 
         Args:
-            ledger: everything that the model has spent.
-            settings: the facts of the run.
-            num_epochs: number of epochs of the run.
-            is_pass: whether each epoch begins a new pass over the data.
-            delta: the delta of a `PrivacyCallback` of the run, None without.
+            ledger: Everything that the model has spent.
+            settings: The facts of the run.
+            num_epochs: Number of epochs of the run.
+            is_pass: Whether each epoch begins a new pass over the data.
+            delta: The delta of a `PrivacyCallback` of the run, None without.
 
         Raises:
             ValueError: If 95% of the budget is spent, delta or the number of steps is not known, or
@@ -275,8 +275,8 @@ def _checked_plan(plan: Any, optimizer: Any) -> dict[str, Any]:
     """Return the parts of the plan that a user has chosen.
 
     Args:
-        plan: the argument.
-        optimizer: the optimizer that was given, None for the planned one.
+        plan: The argument.
+        optimizer: The optimizer that was given, None for the planned one.
 
     Raises:
         TypeError: If it is not a dict.

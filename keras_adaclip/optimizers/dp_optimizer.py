@@ -36,18 +36,18 @@ class DPOptimizer(AccountedOptimizer):
     clipped there.
 
     Args:
-        optimizer: any Keras optimizer: an instance, its name, or its config.
-        clipping: a strategy from `keras_adaclip.clipping`, a positive number (a fixed norm), a
+        optimizer: Any Keras optimizer: an instance, its name, or its config.
+        clipping: A strategy from `keras_adaclip.clipping`, a positive number (a fixed norm), a
             schedule of norms, `"quantile"` or `"automatic"`.
-        noise_multiplier: float >= 0, the standard deviation of the noise in units of the
+        noise_multiplier: Float >= 0, the standard deviation of the noise in units of the
             clipping norm, as the accountant sees it; the cost of the strategy's own statistics is
             included. 0 means no privacy, and epsilon is then infinite. A schedule from
             `keras_adaclip.schedules` is evaluated at the first step of each epoch and holds for
             the whole epoch; each epoch is accounted with its own value.
-        microbatch_size: number of examples that are processed at a time. None lets the step
+        microbatch_size: Number of examples that are processed at a time. None lets the step
             decide, for speed. `"auto"` computes a size that fits `memory_limit` from the model's
             plan. It changes memory and speed, not the result.
-        memory_limit: bytes for the outputs of layers, norms and sums with
+        memory_limit: Bytes for the outputs of layers, norms and sums with
             `microbatch_size="auto"`; None means half of the free memory.
         gradient_method: `"auto"` computes the clipped sums layer by layer if that is exact for
             the model, else one example after another; `"layerwise"` raises an error instead of
@@ -55,7 +55,7 @@ class DPOptimizer(AccountedOptimizer):
         seed: None takes the noise and the random numbers of layers from the operating system. An
             integer makes them repeatable, and anyone who knows it can subtract the noise: it is
             part of the config and so of every saved model.
-        name: name of the optimizer.
+        name: Name of the optimizer.
 
     Raises:
         ValueError: If an argument is out of range, or the inner optimizer has an option that
@@ -125,8 +125,8 @@ class DPOptimizer(AccountedOptimizer):
         """Count the step, add noise to a clipped sum, apply it and move the clipping norm.
 
         Args:
-            grads: a `ClippedSum` from this package's gradient code, and nothing else.
-            trainable_variables: the variables, in the order of the sums; None means those for which
+            grads: A `ClippedSum` from this package's gradient code, and nothing else.
+            trainable_variables: The variables, in the order of the sums; None means those for which
                 the optimizer was built.
 
         Raises:
@@ -176,7 +176,7 @@ class DPOptimizer(AccountedOptimizer):
         """Begin the steps of a `fit`.
 
         Args:
-            num_steps: their number; None if it is not known.
+            num_steps: Their number; None if it is not known.
 
         Raises:
             ValueError: If an inner optimizer that plans its steps has no noise to take them from,
@@ -353,6 +353,6 @@ def check_microbatch_size(value: Any) -> int | None:
     """Return the number of units that are processed at a time, None to let the step decide.
 
     Args:
-        value: an integer from 1, or None.
+        value: An integer from 1, or None.
     """
     return None if value is None else check_integer("microbatch_size", value, minimum=1)

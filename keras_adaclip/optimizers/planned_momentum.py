@@ -45,13 +45,13 @@ class PlannedMomentum(keras.optimizers.SGD):
     zero.
 
     Args:
-        noise_walk: float >= 0, the standard deviation of what the noise of all steps adds to a
+        noise_walk: Float >= 0, the standard deviation of what the noise of all steps adds to a
             weight; None for `3.4 * num_weights ** -0.25`, at most 0.5, with the number of
             trainable weights; with more than four kernels (trainable variables of two or more
             axes, other than biases), times the square root of 4 over their number. It is the
             learning rate in Keras's terms, and may be set by hand, but not to a schedule.
-        momentum: float in (0, 1), the decay of the average of gradients.
-        name: name of the optimizer.
+        momentum: Float in (0, 1), the decay of the average of gradients.
+        name: Name of the optimizer.
 
     Raises:
         TypeError: If an argument is not a number.
@@ -95,7 +95,7 @@ class PlannedMomentum(keras.optimizers.SGD):
         """Create the averages and the plan.
 
         Args:
-            variables: the trainable variables.
+            variables: The trainable variables.
         """
         if self.built:
             return
@@ -123,7 +123,7 @@ class PlannedMomentum(keras.optimizers.SGD):
         A plan that has as many steps left goes on. Call it after `build`.
 
         Args:
-            num_steps: number of steps until the step size is zero.
+            num_steps: Number of steps until the step size is zero.
         """
         num_steps = check_integer("num_steps", num_steps, minimum=1)
         first, planned, done = map(
@@ -147,9 +147,9 @@ class PlannedMomentum(keras.optimizers.SGD):
         """Move all variables.
 
         Args:
-            gradients: the noised gradients, the same on all replicas.
-            stddevs: the standard deviation of the noise on each.
-            trainable_variables: the variables; None for those of `build`.
+            gradients: The noised gradients, the same on all replicas.
+            stddevs: The standard deviation of the noise on each.
+            trainable_variables: The variables; None for those of `build`.
 
         Raises:
             ValueError: If there is no plan.
@@ -168,9 +168,9 @@ class PlannedMomentum(keras.optimizers.SGD):
         """Move one variable; `apply_noised` calls it.
 
         Args:
-            gradient: the gradient in units of its noise, times the step over the walk.
-            variable: the variable.
-            learning_rate: the walk.
+            gradient: The gradient in units of its noise, times the step over the walk.
+            variable: The variable.
+            learning_rate: The walk.
         """
         velocity = self.momentums[self._get_variable_index(variable)]
         step = ops.cast(learning_rate * gradient, variable.dtype)

@@ -43,9 +43,9 @@ class ClipState:
     """The clipping norms and the other state of a strategy.
 
     Args:
-        add_variable: a function that makes a variable from a name and an initial array.
-        strategy: the clipping strategy.
-        groups: the groups of the trainable variables.
+        add_variable: A function that makes a variable from a name and an initial array.
+        strategy: The clipping strategy.
+        groups: The groups of the trainable variables.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class ClipState:
         """Let the strategy set the state at the start of a run of steps.
 
         Args:
-            step: number of steps taken so far.
-            steps_per_epoch: number of steps in an epoch, None if unknown.
+            step: Number of steps taken so far.
+            steps_per_epoch: Number of steps in an epoch, None if unknown.
         """
         self.assign(self._strategy.begin_run(self.arrays(), step, steps_per_epoch))
 
@@ -117,9 +117,9 @@ class NoiseState:
     """The noise of one optimizer.
 
     Args:
-        add_variable: a function that makes a variable from a name and an initial array.
-        groups: the groups of the trainable variables.
-        allocation: how the noise is spread over the groups.
+        add_variable: A function that makes a variable from a name and an initial array.
+        groups: The groups of the trainable variables.
+        allocation: How the noise is spread over the groups.
     """
 
     def __init__(self, add_variable: AddVariable, groups: ParameterGroups, allocation: str) -> None:
@@ -137,9 +137,9 @@ class NoiseState:
         """Set the noise of the next steps.
 
         Args:
-            sum_noise_multiplier: joint noise multiplier of the sums.
-            statistics_stddev: standard deviation of the noise on the statistics.
-            expected_units: expected number of units in a step.
+            sum_noise_multiplier: Joint noise multiplier of the sums.
+            statistics_stddev: Standard deviation of the noise on the statistics.
+            expected_units: Expected number of units in a step.
         """
         margin = _ROUNDING_MARGIN + _MARGIN_PER_GROUP * self._groups.num_groups
         self._sum_noise_multiplier.assign(_rounded_up(sum_noise_multiplier * margin))
@@ -155,7 +155,7 @@ class NoiseState:
         """Return the standard deviation of the noise on each variable's sum.
 
         Args:
-            clip_norms: the clipping norms of this step, of shape `(num_groups,)`.
+            clip_norms: The clipping norms of this step, of shape `(num_groups,)`.
         """
         stddevs = noise.group_stddevs(
             self._allocation, self._sum_noise_multiplier.value, clip_norms, self._groups.sizes
@@ -172,9 +172,9 @@ class NoiseState:
         """Return the noised sums over the expected number of units, float32.
 
         Args:
-            sums: the sum of contributions of each variable.
-            stddevs: the standard deviation of the noise on each.
-            remainders: what float32 has lost of each sum, None for nothing.
+            sums: The sum of contributions of each variable.
+            stddevs: The standard deviation of the noise on each.
+            remainders: What float32 has lost of each sum, None for nothing.
         """
         noised = noise.add_noise(
             sums, stddevs, self.key.value, self._num_draws.value, _SUMS_STREAM, remainders
@@ -189,8 +189,8 @@ class NoiseState:
         """Return the noised sums of the strategy's statistics, of shape `(num_statistics,)`.
 
         Args:
-            statistics: the sums.
-            remainder: what float32 has lost of them, None for nothing.
+            statistics: The sums.
+            remainder: What float32 has lost of them, None for nothing.
         """
         (noised,) = noise.add_noise(
             [statistics],
@@ -225,15 +225,15 @@ class Account:
     a weight lead to the same account, and pickled ones to the ledger as it was.
 
     Args:
-        ledger: what the host knows; later steps are in the variable alone.
-        lost: why the ledger of the weights is not known; None if it is known.
+        ledger: What the host knows; later steps are in the variable alone.
+        lost: Why the ledger of the weights is not known; None if it is known.
 
     Attributes:
-        is_open: whether a row is open; then `ledger` holds it without steps too.
-        num_inclusions: how often any account of this process took over steps from elsewhere.
-        used_seeds: every seed of noise or sampling so far, of data sets and of earlier optimizers
+        is_open: Whether a row is open; then `ledger` holds it without steps too.
+        num_inclusions: How often any account of this process took over steps from elsewhere.
+        used_seeds: Every seed of noise or sampling so far, of data sets and of earlier optimizers
             of the model too. Another run can draw the same numbers with them.
-        variable: the row in which steps are counted; nothing else may assign it.
+        variable: The row in which steps are counted; nothing else may assign it.
     """
 
     variable: keras.Variable
@@ -256,8 +256,8 @@ class Account:
         """Make the variable, under an owner of its own.
 
         Args:
-            add_variable: a function that makes a variable from a name and an initial array.
-            renew_key: called in a process that was forked, which needs noise of its own.
+            add_variable: A function that makes a variable from a name and an initial array.
+            renew_key: Called in a process that was forked, which needs noise of its own.
         """
         self._is_built, self._owner, self._renew_key = True, _new_owner(), renew_key
         self.variable = add_variable("ledger_row", self._first_row().to_integers())

@@ -34,14 +34,14 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
     """Delegates to an inner optimizer, and has further variables.
 
     Attributes:
-        own_variables: the optimizer's variables, without those of the inner optimizer.
-        secret_variables: those with keys of random numbers, whose values must not leave the
+        own_variables: The optimizer's variables, without those of the inner optimizer.
+        secret_variables: Those with keys of random numbers, whose values must not leave the
             process.
 
     Args:
-        inner_optimizer: the optimizer that applies the updates: an instance, its name or its
+        inner_optimizer: The optimizer that applies the updates: an instance, its name or its
             config.
-        name: name of the optimizer.
+        name: Name of the optimizer.
     """
 
     _plain_model_message: ClassVar[str]
@@ -58,7 +58,7 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         """Allow `build`: the model passes the contributions of single units.
 
         Args:
-            model: the private model that is compiled with this optimizer.
+            model: The private model that is compiled with this optimizer.
         """
         self._model = weakref.ref(model)
 
@@ -66,7 +66,7 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         """Create the variables of the inner optimizer and of this one.
 
         Args:
-            variables: the trainable variables.
+            variables: The trainable variables.
 
         Raises:
             ValueError: If no private model was compiled with this optimizer.
@@ -84,7 +84,7 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         """Return whether the optimizer was built for exactly these variables.
 
         Args:
-            variables: the trainable variables of a model, in order.
+            variables: The trainable variables of a model, in order.
         """
         return [id(variable) for variable in variables] == self._built_for
 
@@ -166,7 +166,7 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         """Return the saved array of each variable, by the variable's `id`.
 
         Args:
-            saved: the array of each variable by its number.
+            saved: The array of each variable by its number.
 
         Raises:
             ValueError: If number or shapes differ. (Keras itself only warns.)
@@ -215,9 +215,9 @@ def check_plain_optimizer(
     """Return an optimizer as an instance that neither scales its loss nor is private itself.
 
     Args:
-        name: name of the argument, for the message.
-        optimizer: a Keras optimizer, its name or its config.
-        forbidden: options that must not be set, with the effect of each.
+        name: Name of the argument, for the message.
+        optimizer: A Keras optimizer, its name or its config.
+        forbidden: Options that must not be set, with the effect of each.
 
     Raises:
         ValueError: If it is not plain, or has a forbidden option.
@@ -252,5 +252,5 @@ def refuse_legacy_file() -> None:
     Raises:
         ValueError: With the file formats to use instead.
     """
-    if keras_private.is_legacy_file():
+    if keras_private.uses_legacy_config():
         raise ValueError(NO_LEGACY_FILE)

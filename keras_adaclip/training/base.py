@@ -26,8 +26,8 @@ from keras_adaclip.training.training_data import TrainingData, for_keras
 
 # The callbacks that are prepared before training and called before the user's.
 _OURS = (own_callbacks.PrivacyCallback, own_callbacks.ClippingMonitor, own_callbacks.AuditCallback)
-# A noise schedule has a mechanism for each epoch.
-_SHOWN = 3
+# Of the mechanisms of a run: a noise schedule has one for each epoch.
+_MOST_SHOWN = 3
 _PRIVATE_LOGS = ("epsilon", "clip_norm", "unclipped_fraction")
 
 
@@ -137,7 +137,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         rows = [row for row in self.privacy_ledger if row.steps > 0]
         if not rows:
             return "not trained yet"
-        words = [*map(str, rows[:_SHOWN]), *(["..."] if len(rows) > _SHOWN else [])]
+        words = [*map(str, rows[:_MOST_SHOWN]), *(["..."] if len(rows) > _MOST_SHOWN else [])]
         steps = sum(row.steps for row in rows)
         return f"{steps:,} step{'s' if steps > 1 else ''} ({'; '.join(words)})"
 
@@ -291,7 +291,7 @@ def flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
 
 
 def _refuse_legacy_checkpoints(callbacks: list[keras.callbacks.Callback]) -> None:
-    """Raise before training for a checkpoint that `save` would refuse in the middle of it."""
+    """Raise for a `ModelCheckpoint` of whole models in HDF5, which `save` would refuse later."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             path = str(callback.filepath)

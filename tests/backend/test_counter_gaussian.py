@@ -10,7 +10,7 @@ from keras import ops
 if keras.backend.backend() == "torch":
     pytest.skip("PyTorch draws from generators of its own", allow_module_level=True)
 
-from keras_adaclip.backend.counter_gaussian import normal_of, threefry
+from keras_adaclip.backend.counter_gaussian import normal_from_bits, threefry
 
 
 def words(*values):
@@ -38,7 +38,7 @@ def test_bits_become_the_quantiles_of_the_normal_law():
     powers = (2 ** np.arange(31)).astype(np.uint32)
     lower = np.concatenate([small, powers, 2**31 - 1 - small, rng.integers(0, 2**31, 20_000)])
     bits = np.concatenate([lower, lower + 2**31]).astype(np.uint32)
-    found = ops.convert_to_numpy(normal_of(ops.convert_to_tensor(bits)))
+    found = ops.convert_to_numpy(normal_from_bits(ops.convert_to_tensor(bits)))
     law = statistics.NormalDist()
     expected = np.array([-law.inv_cdf((int(word) + 0.5) / 2**32) for word in lower])
     expected = np.concatenate([expected, -expected])

@@ -1,6 +1,7 @@
 """The code on every page runs and prints the output below it; the files that a page names exist."""
 
 import ast
+import itertools
 import json
 import re
 import shlex
@@ -113,10 +114,11 @@ def test_the_files_that_a_page_names_exist(name):
     assert [each for each in named if not any((root / each).exists() for root in roots)] == []
 
 
-def test_the_architecture_lists_every_folder_of_the_package():
+def test_the_architecture_lists_every_layer_in_its_order():
     listed = TEXTS["docs/architecture.md"].split("## The folders")[1].split("```")[1]
-    folders = {layer for layer in LAYERS if (pages.ROOT / "keras_adaclip" / layer).is_dir()}
-    assert folders <= set(re.findall(r"\w+", listed))
+    lines = (line.replace(".py", "").split() for line in listed.splitlines())
+    names = [name for words in lines for name in itertools.takewhile(LAYERS.__contains__, words)]
+    assert names == [layer for layer in LAYERS if not layer.startswith("__")]
 
 
 def test_links_of_the_readme_lead_to_files():

@@ -131,7 +131,7 @@ soundness/test_rules_metrics.py::test_a_metric_that_assigns_another_variable_is_
 soundness/test_rules_secret_draws.py::test_known_seeds_do_not_tell_what_layers_draw
 - return keras.StatelessScope(values) if draws is None else draws.made(values)
 + return keras.StatelessScope(values)
-# seed generators draw from states that can be known | gradients/draws.py on jax
+# seed generators draw from states that can be known | gradients/random_numbers.py on jax
 soundness/test_rules_secret_draws.py::test_known_seeds_do_not_tell_what_layers_draw
 - is_seed = keras_private.is_seed_generator_state(variable)
 + is_seed = False
@@ -362,7 +362,7 @@ soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_a_ke
 + pass
 # an HDF5 file of the whole model holds the noise key | optimizers/wrapping_optimizer.py
 soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_a_key_or_the_values_of_metrics
--     if keras_private.is_legacy_file():
+-     if keras_private.uses_legacy_config():
 +     if False:
 # TensorFlow's checkpoints hold the noise key | backend/keras_private.py on tensorflow
 soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_a_key_or_the_values_of_metrics
@@ -630,7 +630,7 @@ models/test_strings.py::test_layers_that_mix_examples_of_strings_are_found
 models/test_strings.py::test_strings_over_several_processes_are_refused
 - if backend.num_processes() > 1 and any(array.dtype == object for array in arrays):
 + if False:
-# layers with one histogram for all images of a batch are not refused | gradients/draws.py
+# layers with one histogram for all images of a batch are not refused | gradients/random_numbers.py
 gradients/test_preprocessing.py::test_layers_that_mix_images_are_refused_in_training
 -         if isinstance(inner, MIXING_LAYERS):
 +         if False:
@@ -937,7 +937,7 @@ soundness/test_rules_made_up_rows.py::test_what_a_blind_examination_would_accept
 soundness/test_rules_made_up_rows.py::test_a_layer_that_heeds_the_place_of_a_row_is_refused
 - return first.parts[differing[0]] if compared.intersection(differing) else None
 + return None
-# draws from a constant seed move along with the rows | examination/draws.py
+# draws from a constant seed move along with the rows | examination/equal_draws.py
 soundness/test_rules_made_up_rows.py::test_a_layer_that_heeds_the_place_of_a_row_is_refused
 - order = ops.arange(self._most) if is_constant else self._order
 + order = self._order

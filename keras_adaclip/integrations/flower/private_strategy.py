@@ -38,7 +38,8 @@ class PrivateStrategy(Strategy):
         self._rounds: ServerRounds | None = None
         self._directory: NodeDirectory | None = None
         self._drawn: Drawn | None = None
-        self._waiting: dict[int, int] = {}
+        # How many clients each node was asked for in this round.
+        self._asked_clients: dict[int, int] = {}
 
     def start(
         self,
@@ -92,7 +93,7 @@ class PrivateStrategy(Strategy):
         rounds, directory = self._rounds, self._directory
         if rounds is None or directory is None:
             raise RuntimeError("A `PrivateStrategy` trains by `start`, which opens the ledger.")
-        self._waiting = {}
+        self._asked_clients = {}
         self._drawn = rounds.begin_round()
         if self._drawn is None:
             return []
@@ -100,7 +101,7 @@ class PrivateStrategy(Strategy):
         options = {"message_type": MessageType.TRAIN, "group_id": str(server_round)}
         requests = []
         for node_id, numbers in directory.by_node(self._drawn.numbers).items():
-            self._waiting[node_id] = len(numbers)
+            self._asked_clients[node_id] = len(numbers)
             content = messages.train_request(*sent, numbers, self._drawn.key)
             requests.append(Message(content, dst_node_id=node_id, **options))
         return requests
@@ -119,9 +120,9 @@ class PrivateStrategy(Strategy):
         # Each node that was asked counts once.
         found, _ = messages.received(replies, messages.sums_of)
         returned = [
-            NodeSum(sums, statistics, self._waiting[node_id], node_id)
+            NodeSum(sums, statistics, self._asked_clients[node_id], node_id)
             for node_id, (sums, statistics) in found.items()
-            if node_id in self._waiting
+            if node_id in self._asked_clients
         ]
         logs = self._rounds.end_round(returned)
         return self._arrays(), MetricRecord({name: float(value) for name, value in logs.items()})
