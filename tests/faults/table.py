@@ -907,9 +907,9 @@ soundness/test_rules_made_up_rows.py::test_a_wrong_rule_behind_zeros_is_not_used
 + unseen = set[int]()
 # ranges of the data choose another plan | gradients/proof.py
 soundness/test_rules_made_up_rows.py::test_a_plan_that_is_wrong_within_the_range_of_the_data_is_refused
-- if of_ranges or (of_ranges is None and reason is None):
+- if of_ranges or (of_ranges is None and reason is None and not proof.is_constant):
 + if False:
-- reason = ""
+- reason = reason if of_ranges is None else ""
 + reason = of_ranges
 # a plan that is wrong for the data alone | gradients/proof.py
 soundness/test_rules_made_up_rows.py::test_a_plan_that_is_wrong_within_the_range_of_the_data_is_refused
