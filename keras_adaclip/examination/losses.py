@@ -6,6 +6,7 @@ train something else, or nothing.
 
 import functools
 import inspect
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,8 @@ def examine_loss(model: keras.Model, sample: SampleRows, is_weighted: bool) -> L
 def handled_missing(model: keras.Model, sample: SampleRows) -> tuple[bool, ...]:
     """Return by target whether the loss has a use of its own for numbers that are not finite.
 
+    This decides what rows contribute, so that no made-up row may follow the data.
+
     Args:
         model: A compiled and built model.
         sample: Makes the rows up, with targets.
@@ -107,7 +110,8 @@ def handled_missing(model: keras.Model, sample: SampleRows) -> tuple[bool, ...]:
     if OwnLoss.of(model) is None:
         return ()
     targets = keras.tree.flatten(sample.structure[1].get("y"))
-    return tuple(_handles_missing(model, sample, number) for number in range(len(targets)))
+    batch = sample.batches()[0][0]
+    return tuple(_handles_missing(model, batch, number) for number in range(len(targets)))
 
 
 def remark_on_unreached(model: keras.Model, plan: GradientPlan) -> str:
@@ -236,40 +240,34 @@ def _are_close(one: np.ndarray, two: np.ndarray) -> bool:
     return bool(np.abs(one - two).max() <= 1e-5 * max(np.abs(one).max(), np.abs(two).max()))
 
 
-def _handles_missing(model: keras.Model, sample: SampleRows, number: int) -> bool:
+def _handles_missing(model: keras.Model, batch: Batch, number: int) -> bool:
     """Return whether the loss has a use of its own for a target with numbers that are missing.
 
     It is finite then, and not that of a target of zeros, which is what integers make of NaN.
 
     Args:
         model: A compiled and built model.
-        sample: Makes the rows up.
+        batch: Made-up rows.
         number: The number of the target.
     """
+    target = keras.tree.flatten(batch.y)[number]
+    if not is_differentiable(target):
+        return False
+    # All numbers of the rows, or the first ones.
+    missing = [np.full(tuple(target.shape), is_whole) for is_whole in (True, False)]
+    missing[1].reshape(len(missing[1]), -1)[:, 0] = True
 
-    def compared(is_whole: bool, batch: Batch) -> bool | None:
-        """Return whether the losses with missing numbers are others; None if not finite."""
-        target = keras.tree.flatten(batch.y)[number]
-        if not is_differentiable(target):
-            return False
-        missing = np.full(tuple(target.shape), is_whole)
-        missing.reshape(len(missing), -1)[:, 0] = True
+    def losses() -> list[Tensor]:
+        """Return the losses of rows with missing numbers, and with zeros in their place."""
+        rows = _predicted(model, batch, 0.3)
+        found = []
+        for places, value in itertools.product(missing, (float("nan"), 0.0)):
+            flat = keras.tree.flatten(batch.y)
+            flat[number] = ops.where(places, ops.cast(value, target.dtype), target)
+            other = Batch(rows.x, keras.tree.pack_sequence_as(batch.y, flat))
+            found.append(ops.stack([_loss(model, other.rows(n, 1)) for n in range(2)]))
+        return found
 
-        def losses() -> list[Tensor]:
-            """Return the losses of rows with missing numbers, and with zeros in their place."""
-            rows = _predicted(model, batch, 0.3)
-            found = []
-            for value in (float("nan"), 0.0):
-                flat = keras.tree.flatten(batch.y)
-                flat[number] = ops.where(missing, ops.cast(value, target.dtype), target)
-                other = Batch(rows.x, keras.tree.pack_sequence_as(batch.y, flat))
-                found.append(ops.stack([_loss(model, other.rows(n, 1)) for n in range(2)]))
-            return found
-
-        of_missing, of_zeros = _evaluated(model, losses)
-        if not np.isfinite(of_missing).all():
-            return None
-        return not _are_close(of_missing, of_zeros)
-
-    judges = [functools.partial(compared, is_whole) for is_whole in (True, False)]
-    return backend.attempt(sample.first_shown, judges, _NUM_ROWS)[0] is True
+    found, _ = backend.attempt(_evaluated, model, losses)
+    pairs = zip(found[::2], found[1::2], strict=True) if found else ()
+    return any(np.isfinite(one).all() and not _are_close(one, zeros) for one, zeros in pairs)
