@@ -63,20 +63,33 @@ def mixed_after(num_steps):
     return call
 
 
-def mixed_backward(layer, x, training):
-    """Outputs are those of each row; gradients, of many rows, those of all."""
-    if not is_many(x):
-        return x
+def with_backward(x, change):
+    """The rows; what comes back to them is changed."""
 
     @ops.custom_gradient
     def through(value):
         def backward(*args, upstream=None):
-            (upstream,) = args or (upstream,)
-            return add_mean(upstream)
+            # PyTorch gives the value too.
+            return change(args[0] if upstream is None else upstream)
 
-        return value, backward
+        return value * 1.0, backward
 
     return through(x)
+
+
+def mixed_backward(layer, x, training):
+    """Outputs are those of each row; gradients, of many rows, those of all."""
+    return with_backward(x, add_mean) if is_many(x) else x
+
+
+def bounded_backward(most):
+    """Bounds the gradient of the whole batch, as some layers do with the aim of stability."""
+
+    def bounded(gradient):
+        length = ops.sqrt(ops.sum(ops.square(gradient)))
+        return gradient * ops.minimum(1.0, most / (length + 1e-12))
+
+    return lambda layer, x, training: with_backward(x, bounded)
 
 
 def heeding_count(draw=None):
