@@ -27,7 +27,7 @@ value does not depend on the rows. So would anything else that a pass leaves beh
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -243,8 +243,15 @@ class Examination:
         order[[*one, *other]] = [*other, *one]
         changed = run(half) if alone is None else None
         moved = run(also, order)
-        if is_first and (found := self._left_behind(first, run(), held)):
-            return found
+        if is_first:
+            repeated: list[Sequence[Pass]] = [(first, run())]
+            if backend.loops_in_python():
+                # Steps may run one row at a time, which not every model does.
+                single = [[each[n : n + 1] for each in given] for n in (0, 1, 0)]
+                passes, _ = backend.attempt(lambda: [trial.run(each, further) for each in single])
+                repeated += [passes[::2]] if passes else []
+            if found := self._left_behind(repeated, held):
+                return found
         mixing = self._changed(first, changed, half) if changed else _leaking(first, half)
         is_moved = bool(self._changed(first, moved, also, _PLACES))
         if (is_moved and not mixing) or (mixing and changed):
@@ -300,16 +307,19 @@ class Examination:
             and not _are_close(one[~exchanged], two[~exchanged], tolerance)
         ]
 
-    def _left_behind(self, first: Pass, again: Pass, held: PythonState) -> list[PrivacyIssue]:
+    def _left_behind(self, repeated: list[Sequence[Pass]], held: PythonState) -> list[PrivacyIssue]:
         """Return the layers in which a pass leaves something outside of Keras's variables.
 
         Args:
-            first: A pass.
-            again: The same pass after others.
+            repeated: Pairs of a pass and the same pass after others.
             held: What layers held after the passes that followed the first one.
         """
         trial, names = self._trial, held.names()
-        parts = list(zip(first.parts, first.digests, again.digests, strict=True))
+        parts = [
+            each
+            for first, again in repeated
+            for each in zip(first.parts, first.digests, again.digests, strict=True)
+        ]
         repeats = all(_are_close(one, two) for _, one, two in parts)
         self._tolerance = 0.0 if repeats else _REPEATED
         least = 0.0 if backend.computes_on_cpu() else _REPEATED

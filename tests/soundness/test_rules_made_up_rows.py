@@ -11,7 +11,7 @@ from keras import layers, ops
 
 import keras_adaclip as ka
 from keras_adaclip.gradients.layers import rule
-from tests.models import helpers
+from tests.models import helpers, unsafe
 from tests.models.unsafe import Unsafe, add_mean, bounded_backward, closed_gate, weight
 
 BACKEND = keras.backend.backend()
@@ -282,3 +282,19 @@ def test_a_bound_on_the_gradient_of_the_whole_batch_is_refused():
     assert np.linalg.norm(total(all_rows, 1e9) - total(others, 1e9)) <= 1.0001
     with pytest.raises(ValueError, match="bounds: It mixes"):
         total(all_rows, 10.0)
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="no step is compiled")
+def test_a_compiled_step_that_calls_python_is_refused():
+    """Python may remember rows for a later step, past clipping and noise."""
+    model = helpers.compiled(helpers.model_with(Unsafe(unsafe.remembering_in_python, "calls")))
+    with pytest.raises(ValueError, match=r"calls|functional.*outside of Keras's variables"):
+        fit(model, *table())
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="a compiled step keeps nothing in Python")
+def test_a_layer_that_remembers_single_rows_is_refused_where_steps_run_on_these():
+    layer = Unsafe(unsafe.remembering_single_rows, "remembers", seen=lambda: np.zeros(1))
+    model = helpers.compiled(unsafe.WithOwnWeight(layer))
+    with pytest.raises(ValueError, match=r"remembers: .*outside of Keras's variables"):
+        fit(model, *table())
