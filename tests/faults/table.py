@@ -676,7 +676,7 @@ models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 # state outside of Keras's variables not looked for | examination/comparisons.py
 models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - if found := self._left_behind(repeated, held):
-+ if is_first and not run():
++ if found := []:
 # state from the data taken for state of the weights | examination/comparisons.py
 models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 - if not _are_close(one, two, tolerance):
