@@ -3,6 +3,7 @@
 `tests/backend/test_keras_private.py` fails if Keras moves one of them.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -157,21 +158,41 @@ def replaced_calls(calls: Mapping[keras.Layer, Callable[..., Any]]) -> AbstractC
     return replaced_attributes((layer, "call", call) for layer, call in calls.items())
 
 
+_REPLACED_DRAWS: ContextVar[Any] = ContextVar("replaced_draws", default=None)
+
+
+@contextmanager
 def replaced_draws(
     wrapped: Callable[[Callable[..., Tensor]], Callable[..., Tensor]],
-) -> AbstractContextManager[None]:
-    """Return a context in which layers and `keras.random` draw with other functions.
+) -> Iterator[None]:
+    """Let layers and `keras.random` draw with other functions within the context, in this thread.
 
     Args:
         wrapped: Takes a function of `keras.random` and returns the one to call in its place.
     """
-    names = set(dir(keras.random)) & set(vars(random_functions))
-    drawing = {name: getattr(random_functions, name) for name in names}
-    return replaced_attributes(
-        (random_functions, name, wrapped(function))
-        for name, function in drawing.items()
-        if inspect.isfunction(function)
-    )
+    token = _REPLACED_DRAWS.set(wrapped)
+    try:
+        yield
+    finally:
+        _REPLACED_DRAWS.reset(token)
+
+
+def _heeding(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function of `keras.random` that heeds `replaced_draws`."""
+
+    @functools.wraps(function)
+    def draw(*args: Any, **kwargs: Any) -> Tensor:
+        """Draw random numbers."""
+        wrapped = _REPLACED_DRAWS.get()
+        return (function if wrapped is None else wrapped(function))(*args, **kwargs)
+
+    return draw
+
+
+# Once: functions that each thread replaced for itself would stay replaced.
+for _name in set(dir(keras.random)) & set(vars(random_functions)):
+    if inspect.isfunction(getattr(random_functions, _name)):
+        setattr(random_functions, _name, _heeding(getattr(random_functions, _name)))
 
 
 _DRAWS_OUTSIDE = ContextVar("draws_outside", default=False)

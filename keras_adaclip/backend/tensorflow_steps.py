@@ -181,8 +181,12 @@ def _effects_of(graph: Any) -> Effects:
     kinds = {node.op for node in definition.node}
     kinds |= {node.op for each in definition.library.function for node in each.node_def}
     stateful = {kind for kind in kinds if not kind.startswith("Stateless")}
+    # Without `stateful=False`, a function of Python may remember what it was given.
+    writes = (
+        r"Assign|Resource(Scatter|Apply)|LookupTableI|(Eager)?PyFunc$|QueueEnqueue|(\w*Map)?Stage$"
+    )
     return Effects(
-        writes=any(re.match(r"Assign|Resource(Scatter|Apply)|LookupTableI", k) for k in stateful),
+        writes=any(re.match(writes, kind) for kind in stateful),
         branches=bool(kinds & {"If", "StatelessIf", "Case", "StatelessCase"}),
     )
 

@@ -7,6 +7,8 @@ user's own, each comparison asks:
 - Does the output for a row change when half of the *other* rows are exchanged? It mixes examples.
 - Is a derivative of the outputs of half of the rows by the other half not zero? It mixes examples
   too, and no tolerance hides a small derivative.
+- Does the derivative of the outputs for a row by this row change when the other rows' outputs are
+  differentiated too? It mixes examples backwards, as a bound on the whole batch's gradient does.
 - If the rows change places, and their random numbers with them, do outputs change places alike? If
   not, a removed row would change what those behind it contribute.
 - Does the output for the first rows change when the rows behind them are left out? It depends on
@@ -25,7 +27,7 @@ value does not depend on the rows. So would anything else that a pass leaves beh
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -43,6 +45,9 @@ NUM_ROWS = 8
 _FEW = 2
 # The state at which derivatives are taken, the first one that moves every variable.
 _DIFFERENTIATED = 1
+# The share of the other rows in the sum that is differentiated, more than bounds on gradients let
+# pass.
+_OF_OTHERS = 1e3
 # Columns of an input that are looked at to name those with which a model does not run.
 _MOST_COLUMNS = 100
 # How far numbers may differ, as a share of the largest one: those of the same pass where these do
@@ -212,28 +217,41 @@ class Examination:
         given, others = self._rows(source), self._rows((source[0], False))
         shuffled = self._generator.permutation(trial.size)
         half, none = shuffled < trial.size // 2, np.zeros(trial.size, bool)
-        kept = ~half if self._state == _DIFFERENTIATED else None
-        first = self._first(given, values, kept)
+        alone = together = None
+        if self._state == _DIFFERENTIATED:
+            alone, together = (np.where(half, n, 1.0).astype("float32") for n in (0.0, _OF_OTHERS))
+        first = self._first(given, values, alone)
         further, held = self._further(values), PythonState(trial.model)
 
-        def run(exchanged: np.ndarray = none, order: np.ndarray | None = None) -> Pass:
+        def run(
+            exchanged: np.ndarray = none,
+            order: np.ndarray | None = None,
+            shares: np.ndarray | None = together,
+        ) -> Pass:
             """Return a pass in which some rows are others."""
             places = [exchanged.reshape(-1, *[1] * (each.ndim - 1)) for each in given]
             mixed = [np.where(*each) for each in zip(places, others, given, strict=True)]
-            found = trial.run(mixed, further, order, kept)
+            found = trial.run(mixed, further, order, shares)
             if is_first:
                 held.note()
             return found
 
         # One pass changes the other half and moves all rows: each takes a place of the other half.
-        also = ~half if kept is None else half
+        also = ~half if alone is None else half
         one, other = (self._generator.permutation(np.flatnonzero(each)) for each in (also, ~also))
         order = np.zeros_like(shuffled)
         order[[*one, *other]] = [*other, *one]
-        changed = run(half) if kept is None else None
+        changed = run(half) if alone is None else None
         moved = run(also, order)
-        if is_first and (found := self._left_behind(first, run(), held)):
-            return found
+        if is_first:
+            repeated: list[Sequence[Pass]] = [(first, run())]
+            if backend.loops_in_python():
+                # Steps may run one row at a time, which not every model does.
+                single = [[each[n : n + 1] for each in given] for n in (0, 1, 0)]
+                passes, _ = backend.attempt(lambda: [trial.run(each, further) for each in single])
+                repeated += [passes[::2]] if passes else []
+            if found := self._left_behind(repeated, held):
+                return found
         mixing = self._changed(first, changed, half) if changed else _leaking(first, half)
         is_moved = bool(self._changed(first, moved, also, _PLACES))
         if (is_moved and not mixing) or (mixing and changed):
@@ -245,7 +263,7 @@ class Examination:
             return [issues.issue_with(trial.model, part, *told)]
         few = min(_FEW, trial.size - 1)
         checks: Any = (
-            (self._placed, lambda: run(order=order), issues.PLACE),
+            (self._placed, lambda: run(order=order, shares=alone), issues.PLACE),
             (self._counted, lambda: trial.run([e[:few] for e in given], further), issues.COUNTING),
         )
         for compare, run_other, told in checks[not is_moved : 1 + self._counts_rows]:
@@ -255,7 +273,7 @@ class Examination:
                 # a threshold, and where it is known what is drawn for each row.
                 given = self._rows(source)
                 trial.look_for_rows_in_draws(given, further)
-                first = trial.run(given, further, kept=kept)
+                first = trial.run(given, further, shares=alone)
                 part = compare(first, run_other())
             if part is not None:
                 return [issues.issue_with(trial.model, part, *told)]
@@ -289,16 +307,19 @@ class Examination:
             and not _are_close(one[~exchanged], two[~exchanged], tolerance)
         ]
 
-    def _left_behind(self, first: Pass, again: Pass, held: PythonState) -> list[PrivacyIssue]:
+    def _left_behind(self, repeated: list[Sequence[Pass]], held: PythonState) -> list[PrivacyIssue]:
         """Return the layers in which a pass leaves something outside of Keras's variables.
 
         Args:
-            first: A pass.
-            again: The same pass after others.
+            repeated: Pairs of a pass and the same pass after others.
             held: What layers held after the passes that followed the first one.
         """
         trial, names = self._trial, held.names()
-        parts = list(zip(first.parts, first.digests, again.digests, strict=True))
+        parts = [
+            each
+            for first, again in repeated
+            for each in zip(first.parts, first.digests, again.digests, strict=True)
+        ]
         repeats = all(_are_close(one, two) for _, one, two in parts)
         self._tolerance = 0.0 if repeats else _REPEATED
         least = 0.0 if backend.computes_on_cpu() else _REPEATED
@@ -356,17 +377,17 @@ class Examination:
         return [*values, *further], [each + each.dtype.type(self._state) for each in seeds]
 
     def _first(
-        self, given: list[np.ndarray], values: list[Any], kept: np.ndarray | None = None
+        self, given: list[np.ndarray], values: list[Any], shares: np.ndarray | None = None
     ) -> Pass:
         """Return the first pass of a comparison, and note whether it shows anything."""
         trial, self._is_shown = self._trial, False
-        first = trial.run(given, self._further(values), kept=kept)
+        first = trial.run(given, self._further(values), shares=shares)
         known = {id(variable) for variable in trial.variables}
         if found := [each for key, each in trial.outside_read.items() if key not in known]:
             # From the next state on, they are moved too.
             self._counting.update(id(each) for each in found if math.prod(each.shape) == 1)
             trial.use_variables([*trial.variables, *found])
-            first = trial.run(given, self._further(values), kept=kept)
+            first = trial.run(given, self._further(values), shares=shares)
         last = [first.digests[number] for number in self._last(first)]
         self._is_shown = all(2 * np.isfinite(each).sum() > len(each) for each in last)
         return first

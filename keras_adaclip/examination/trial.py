@@ -154,7 +154,7 @@ class Trial:
         rows: list[np.ndarray],
         values: Values,
         order: np.ndarray | None = None,
-        kept: np.ndarray | None = None,
+        shares: np.ndarray | None = None,
     ) -> Pass:
         """Return what a pass yields, in the order of the given rows.
 
@@ -163,11 +163,13 @@ class Trial:
             values: The values of the variables.
             order: The numbers of all rows in the order in which they pass through the model. Their
                 random numbers move with them.
-            kept: Which rows' outputs are differentiated, None for no derivatives.
+            shares: The share of each row in the sum of outputs that is differentiated, None for no
+                derivatives.
         """
-        seen, evaluate = self._compiled(len(rows[0]), kept is not None)
+        seen, evaluate = self._compiled(len(rows[0]), shares is not None)
         order = np.arange(self.size) if order is None else order
-        given = [*rows[: self._num_arrays], np.ones(len(rows[0]), bool) if kept is None else kept]
+        equal = np.ones(len(rows[0]), np.float32)
+        given = [*rows[: self._num_arrays], equal if shares is None else shares]
         if len(rows[0]) == self.size:
             given = [each[order] for each in given]
 
@@ -181,7 +183,7 @@ class Trial:
         # A derivative that is wrong at a tap, and not at the next one, is so by what is between.
         layers += [*tapped[-1:], *tapped[:0:-1]] if tapped else []
         digests = [*outputs, *derivatives[::-1]]
-        if kept is not None and self.loss is not None:
+        if shares is not None and self.loss is not None:
             of_losses = found(True)[2]
             layers += [self.loss] * len(of_losses)
             digests += of_losses
@@ -197,7 +199,7 @@ class Trial:
         """
         _, evaluate = self._compiled(self.size, differentiates=True)
         given = (values, np.arange(self.size, dtype="int32"), np.asarray(False))
-        text = evaluate.program([*rows[: self._num_arrays], np.ones(self.size, bool)], given)
+        text = evaluate.program([*rows[: self._num_arrays], np.ones(self.size, np.float32)], given)
 
         def marked(found: re.Match[str]) -> str:
             """Return a number, or how many times the rows it is."""
@@ -221,8 +223,8 @@ class Trial:
         """Find the axis of the rows in each draw, by a pass over another number of them."""
         places = np.arange(self.size + 3) % self.size
         more = [ops.convert_to_tensor(each[places]) for each in rows[: self._num_arrays]]
-        kept, given = ops.ones(len(places), "bool"), (values, None, False)
-        backend.trace(lambda: self._pass(_Seen(), False, [*more, kept], given) and None)
+        shares, given = ops.ones(len(places)), (values, None, False)
+        backend.trace(lambda: self._pass(_Seen(), False, [*more, shares], given) and None)
         self.use_variables(self.variables, self._taps_trained_only)
 
     def _scope(self, values: Values, with_updates: bool) -> _WatchedScope:
@@ -240,15 +242,19 @@ class Trial:
         Args:
             seen: Gets the layers and variables to which these belong.
             differentiates: Whether the outputs of some rows are differentiated.
-            rows: The rows, and which of them are differentiated.
+            rows: The rows, and their shares in the sum that is differentiated.
             given: The values of the variables, the former numbers of all rows, and whether losses
                 are differentiated in place of outputs.
         """
         values, order, of_losses = given
-        *inputs, kept = rows
+        *inputs, shares = rows
+
+        def shared(digests: Tensor) -> Tensor:
+            """Return the sum of the rows' numbers, of which some have no share."""
+            return ops.sum(ops.where(shares == 0.0, 0.0, shares * digests))
 
         def outputs(tap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
-            """Return the sum of the kept rows of the outputs or the losses, and all numbers."""
+            """Return the sum of the outputs or the losses of the rows, and all numbers."""
             seen.layers[:], seen.tapped[:], seen.assigned[:] = [], [], []
             self.running.clear()
             digests = list[Tensor]()
@@ -257,7 +263,7 @@ class Trial:
             def tapped(layer: keras.Layer, value: Any) -> Any:
                 """Return a tensor of floats with a tap, its mask and its logits attached."""
                 if not (
-                    differentiates and self._has_rows(value, kept) and is_differentiable(value)
+                    differentiates and self._has_rows(value, shares) and is_differentiable(value)
                 ):
                     return value
                 if self._taps_trained_only and not keras_private.own_trainable_variables(layer):
@@ -270,7 +276,7 @@ class Trial:
                 # Inner layers return first, so a loss counts for the layer that added it.
                 self.added += [layer] * (len(scope.losses) > len(self.added))
                 for value in keras.tree.flatten(result):
-                    if self._has_rows(value, kept):
+                    if self._has_rows(value, shares):
                         seen.layers.append(layer)
                         digests.append(_digest(value))
                 return keras.tree.map_structure(functools.partial(tapped, layer), result)
@@ -281,25 +287,25 @@ class Trial:
             plan = getattr(self.model, "gradient_plan", None)
             fast_calls = {} if plan is None else plan.fast_calls
             calls = gradients.watched_calls(self.model, fast_calls, record, self.running)
-            with self._draws.made(kept, order):
+            with self._draws.made(shares, order):
                 with keras_private.replaced_calls(calls):
                     y_pred = gradients.call_model(self.model, x, training=True)
                 # Losses of Keras heed the masks of outputs.
                 marks = [keras_private.marks_of(value) for value in keras.tree.flatten(y_pred)]
                 for mark in keras.tree.flatten(marks):
-                    if self._has_rows(mark, kept):
+                    if self._has_rows(mark, shares):
                         seen.layers.append(seen.layers[-1])
                         digests.append(_digest(mark))
                 total = ops.zeros(())
                 for value in keras.tree.flatten(y_pred) if differentiates else ():
-                    if self._has_rows(value, kept) and is_differentiable(value):
-                        total = total + ops.sum(ops.where(kept, _digest(value), 0.0))
+                    if self._has_rows(value, shares) and is_differentiable(value):
+                        total = total + shared(_digest(value))
                 if self.loss is not None:
                     batch = Batch(x, **targets)
                     losses = gradients.per_example_losses(self.model, batch, y_pred)[0]
                     seen.layers.append(self.loss)
                     digests.append(losses)
-                    total = ops.where(of_losses, ops.sum(ops.where(kept, losses, 0.0)), total)
+                    total = ops.where(of_losses, shared(losses), total)
             assigned = []
             for variable, value in zip(self._watched, before, strict=True):
                 if variable.value is not value:
@@ -314,7 +320,7 @@ class Trial:
             found, cotangents = backend.differentiate_at_taps(outputs, variables)
             return *found, list(map(_digest, cotangents))
 
-    def _has_rows(self, value: Any, kept: Tensor) -> bool:
+    def _has_rows(self, value: Any, shares: Tensor) -> bool:
         """Return whether a tensor holds numbers of each row."""
         # Ragged tensors and texts have no digest; the layers behind them show their effect.
         if not ops.is_tensor(value) or hasattr(value, "row_splits"):
@@ -326,7 +332,7 @@ class Trial:
         except ValueError:  # TensorFlow does not know even the number of axes.
             return False
         # None: a number that is known only when the step runs.
-        return bool(shape) and shape[0] in (kept.shape[0], None)
+        return bool(shape) and shape[0] in (shares.shape[0], None)
 
 
 def _digest(value: Tensor) -> Tensor:

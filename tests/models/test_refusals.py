@@ -64,6 +64,7 @@ LAYERS = {
         "1e-7 of the mean": (lambda self, x, training: add_mean(x, 1e-7), {}),
         "1e-14 of the mean": (lambda self, x, training: add_mean(x, 1e-14), {}),
         "gradients": (unsafe.mixed_backward, {}),
+        "a bound on the gradient of all": (unsafe.bounded_backward(100.0), {}),
         "a variable of others": (others_variable(), {}),
         "steps of the optimizer": (steps_of_the_optimizer(), {}),
         "own steps": (unsafe.mixed_after(20), {"steps": weight()}),

@@ -1,5 +1,7 @@
 """Layers, losses and metrics that would break the guarantee."""
 
+import contextlib
+
 import keras
 import numpy as np
 from keras import ops
@@ -63,20 +65,33 @@ def mixed_after(num_steps):
     return call
 
 
-def mixed_backward(layer, x, training):
-    """Outputs are those of each row; gradients, of many rows, those of all."""
-    if not is_many(x):
-        return x
+def with_backward(x, change):
+    """The rows; what comes back to them is changed."""
 
     @ops.custom_gradient
     def through(value):
         def backward(*args, upstream=None):
-            (upstream,) = args or (upstream,)
-            return add_mean(upstream)
+            # PyTorch gives the value too.
+            return change(args[0] if upstream is None else upstream)
 
-        return value, backward
+        return value * 1.0, backward
 
     return through(x)
+
+
+def mixed_backward(layer, x, training):
+    """Outputs are those of each row; gradients, of many rows, those of all."""
+    return with_backward(x, add_mean) if is_many(x) else x
+
+
+def bounded_backward(most):
+    """Bounds the gradient of the whole batch, as some layers do with the aim of stability."""
+
+    def bounded(gradient):
+        length = ops.sqrt(ops.sum(ops.square(gradient)))
+        return gradient * ops.minimum(1.0, most / (length + 1e-12))
+
+    return lambda layer, x, training: with_backward(x, bounded)
 
 
 def heeding_count(draw=None):
@@ -176,6 +191,35 @@ def leaving_a_tensor(layer, x, training):
     """Where a step is compiled, whatever the step computes later may still read it."""
     layer.seen = [ops.mean(x)]
     return x
+
+
+def remembering_in_python(layer, x, training):
+    """Calls Python in a compiled step, which uses what it has seen many calls later."""
+
+    def add(value):
+        HELD.append(float(np.mean(value)))
+        return np.float32(HELD[-1000] if len(HELD) > 1000 else 0.0)
+
+    if BACKEND == "jax":
+        import jax
+
+        seen = jax.experimental.io_callback(add, jax.ShapeDtypeStruct((), np.float32), x)
+    else:
+        import tensorflow as tf
+
+        seen = tf.numpy_function(add, [tf.stop_gradient(x)], tf.float32)
+        seen.set_shape(())
+    return x + seen
+
+
+def remembering_single_rows(layer, x, training):
+    """One row alone, as in models whose examples are differentiated one by one."""
+    if x.shape[0] != 1 or getattr(x, "is_meta", False):
+        return x
+    outputs = x + float(layer.seen[0])
+    with contextlib.suppress(Exception):  # Recorded tensors have no numbers.
+        layer.seen[0] = float(ops.mean(x))
+    return outputs
 
 
 def counting(by):

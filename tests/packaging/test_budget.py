@@ -24,8 +24,8 @@ FOLDERS = {
     "gradients": (1_762, 17),
     "federated": (1_727, 15),
     "training": (1_646, 11),
-    "backend": (1_399, 10),
-    "examination": (1_140, 8),
+    "backend": (1_412, 10),
+    "examination": (1_160, 8),
     "tuners": (1_059, 7),
     "optimizers": (1_046, 7),
     "sampling": (698, 7),
@@ -39,9 +39,9 @@ FOLDERS = {
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 23_813
+LINES_OF_TESTS = 23_905
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (51, 632), "in a step": (36, 217)}
+EXECUTED = {"before the first step": (51, 633), "in a step": (36, 217)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

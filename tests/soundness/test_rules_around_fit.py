@@ -1,5 +1,7 @@
 """What happens before, after and instead of the steps of a `fit`."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from keras import ops
 
 import keras_adaclip as ka
 from keras_adaclip.accounting import Sampling
+from keras_adaclip.backend import keras_private
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 Y = X[:, :1]
@@ -190,3 +193,16 @@ def test_a_fit_that_refuses_a_model_plans_nothing():
     assert data.max_batch_size == "auto"
     assert not optimizer._is_planned
     assert model.gradient_plan is None
+
+
+def test_an_examination_changes_no_draws_of_other_threads():
+    """Their steps would draw what the examination knows; and a thread may end after another."""
+
+    def zeros(_):
+        return lambda shape, **_options: ops.zeros(shape)
+
+    with ThreadPoolExecutor(1) as pool, keras_private.replaced_draws(zeros):
+        of_this_thread = keras.random.uniform((4,), 0.5)
+        of_another = pool.submit(keras.random.uniform, (4,), 0.5).result()
+    drawn = [of_this_thread, of_another, keras.random.uniform((4,), 0.5)]
+    assert [bool(ops.convert_to_numpy(each).all()) for each in drawn] == [False, True, True]

@@ -11,8 +11,8 @@ from keras import layers, ops
 
 import keras_adaclip as ka
 from keras_adaclip.gradients.layers import rule
-from tests.models import helpers
-from tests.models.unsafe import Unsafe, add_mean, closed_gate, weight
+from tests.models import helpers, unsafe
+from tests.models.unsafe import Unsafe, add_mean, bounded_backward, closed_gate, weight
 
 BACKEND = keras.backend.backend()
 NUM_ROWS = 64
@@ -259,3 +259,42 @@ def test_a_layer_that_heeds_the_place_of_a_row_is_refused(kind):
         fit(model, *table())
         assert model.gradient_plan.is_layerwise
     assert model.privacy_ledger.steps == int(kind in ALONE)
+
+
+def test_a_bound_on_the_gradient_of_the_whole_batch_is_refused():
+    """One row with a large weight would take from all others what they contribute.
+
+    Gradients of the three rows with which a plan is proved stay below the bound.
+    """
+    x, y = table()
+    weights = np.where(np.arange(NUM_ROWS) == 0, 100.0, 1.0)
+
+    def total(rows, most):
+        model = helpers.model_with(Unsafe(bounded_backward(most), "bounds"))
+        model.set_weights([np.ones_like(each) / 2.0 for each in model.get_weights()])
+        helpers.compiled(model, 0.0, optimizer=keras.optimizers.SGD(1.0))
+        before = np.concatenate([each.ravel() for each in model.get_weights()])
+        num_rows, given = len(x[rows]), (x[rows], y[rows])
+        helpers.quiet_fit(model, *given, batch_size=num_rows, sample_weight=weights[rows])
+        return num_rows * (before - np.concatenate([e.ravel() for e in model.get_weights()]))
+
+    all_rows, others = np.arange(NUM_ROWS), np.arange(1, NUM_ROWS)
+    assert np.linalg.norm(total(all_rows, 1e9) - total(others, 1e9)) <= 1.0001
+    with pytest.raises(ValueError, match="bounds: It mixes"):
+        total(all_rows, 10.0)
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="no step is compiled")
+def test_a_compiled_step_that_calls_python_is_refused():
+    """Python may remember rows for a later step, past clipping and noise."""
+    model = helpers.compiled(helpers.model_with(Unsafe(unsafe.remembering_in_python, "calls")))
+    with pytest.raises(ValueError, match=r"calls|functional.*outside of Keras's variables"):
+        fit(model, *table())
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="a compiled step keeps nothing in Python")
+def test_a_layer_that_remembers_single_rows_is_refused_where_steps_run_on_these():
+    layer = Unsafe(unsafe.remembering_single_rows, "remembers", seen=lambda: np.zeros(1))
+    model = helpers.compiled(unsafe.WithOwnWeight(layer))
+    with pytest.raises(ValueError, match=r"remembers: .*outside of Keras's variables"):
+        fit(model, *table())
