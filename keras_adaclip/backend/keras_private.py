@@ -383,10 +383,21 @@ def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
 
 
-def update_masked_metrics(
+# Metrics that count entries and not rows, besides those of `keras.metrics.IoU`.
+_COUNTS_OF_ENTRIES = tuple(
+    getattr(keras.metrics, name)
+    for name in (
+        *("AUC", "FalseNegatives", "FalsePositives", "Precision", "PrecisionAtRecall", "Recall"),
+        *("RecallAtPrecision", "SensitivityAtSpecificity", "SpecificityAtSensitivity"),
+        *("TrueNegatives", "TruePositives"),
+    )
+)
+
+
+def masked_metrics(
     model: keras.Model, y: Any, y_pred: Any, sample_weight: Any, mask: Tensor
-) -> None:
-    """Update the compiled metrics with the rows of `mask` only.
+) -> Iterator[tuple[keras.metrics.Metric, Tensor, Tensor, Tensor]]:
+    """Yield the compiled metrics with target, output, and weights that are zero without `mask`.
 
     Keras passes no weights to `metrics=[...]`. Here they get the mask, and `weighted_metrics` get
     the mask times the sample weights.
@@ -409,8 +420,42 @@ def update_masked_metrics(
     kinds = compiled._flat_metrics, compiled._flat_weighted_metrics
     for target, output, weight, *both in zip(targets, outputs, flat, *kinds, strict=False):
         for metrics, own in zip(both, (present, masked_weight(weight, present)), strict=True):
-            if metrics:
-                metrics.update_state(target, output, _with_rank_of_mask(own, output))
+            for metric in metrics.metrics if metrics else ():
+                yield metric, target, output, _weights_for(metric, own, output)
+
+
+def updating_metrics_with(
+    model: keras.Model, update: Callable[..., None]
+) -> AbstractContextManager[None]:
+    """Return a context in which Keras's `compute_metrics` updates the compiled metrics otherwise.
+
+    Args:
+        model: A compiled model.
+        update: Takes targets, predictions and weights.
+    """
+    compiled = model._compile_metrics
+    return replaced_attributes([] if compiled is None else [(compiled, "update_state", update)])
+
+
+def returns_one_number(metric: keras.metrics.Metric, target: Tensor, output: Tensor) -> bool:
+    """Return whether the function of a metric returns one number for a whole batch."""
+    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return False
+    return not metric._fn(target, output, **metric._fn_kwargs).shape
+
+
+def _weights_for(metric: keras.metrics.Metric, weight: Tensor, prediction: Tensor) -> Tensor:
+    """Return weights of the shape of what a metric counts: rows, positions or entries."""
+    shape = list(keras.ops.shape(prediction))
+    if isinstance(metric, keras.metrics.IoU):
+        if not metric.sparse_y_pred:
+            shape.pop(metric.axis)
+    elif not isinstance(metric, _COUNTS_OF_ENTRIES):
+        return _with_rank_of_mask(weight, prediction)
+    trailing = (1,) * (len(shape) - len(weight.shape))
+    return keras.ops.broadcast_to(
+        keras.ops.reshape(weight, (*keras.ops.shape(weight), *trailing)), shape
+    )
 
 
 def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:

@@ -13,6 +13,7 @@ from keras_adaclip.examination.refusals import (
     compile_issues,
     issues_of_parts,
     layer_issues,
+    masked_metric_issues,
     metric_issues,
     refuse_other_weights,
     refuse_unsupported,

@@ -3,6 +3,7 @@
 `fit` refuses a model with an issue and leaves it as it was.
 """
 
+import functools
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,13 @@ import keras
 from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
 from keras_adaclip.examination.issues import PrivacyIssue, batch_normalization_issue, refuse
+from keras_adaclip.examination.rows import SampleRows
 from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
 
+_MASKED_METRIC = (
+    "Batches are padded, and the metric does not take the mask of their rows as `sample_weight`.",
+    "Let it return a number for each example or each position, and not one for the batch.",
+)
 # The methods of Keras's trainers (the third is that of JAX) that train.
 _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
 
@@ -144,6 +150,35 @@ def compile_issues(model: keras.Model) -> list[PrivacyIssue]:
         for option in FORBIDDEN_OPTIONS
         if getattr(inner, option, None) is not None
     ]
+
+
+def masked_metric_issues(model: keras.Model, sample: SampleRows) -> list[PrivacyIssue]:
+    """Return the compiled metrics that fail on made-up rows with the mask of the rows as weights.
+
+    Args:
+        model: A compiled model whose metrics are built.
+        sample: Makes the rows up.
+    """
+    batch, found = sample.batch(-1), list[PrivacyIssue]()
+
+    def update() -> None:
+        """Update each metric."""
+        found.clear()
+        variables = [*model.variables, *model.metrics_variables]
+        with keras.StatelessScope([(each, each.value) for each in variables]):
+            y_pred = gradients.call_model(model, batch.x, training=False)
+            given = keras_private.masked_metrics(
+                model, batch.y, y_pred, batch.sample_weight, batch.present
+            )
+            for metric, *parts, weights in given:
+                updated = functools.partial(metric.update_state, sample_weight=weights)
+                _, error = backend.attempt(updated, *parts)
+                if error is not None or keras_private.returns_one_number(metric, *parts):
+                    found.append(PrivacyIssue(metric.name, *_MASKED_METRIC))
+
+    if keras_private.compiled_metrics(model):
+        backend.trace(update)
+    return found
 
 
 def metric_issues(model: keras.Model) -> list[PrivacyIssue]:

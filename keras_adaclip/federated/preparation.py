@@ -58,6 +58,7 @@ def refuse_unsound_rounds(model: keras.Model, sample: SampleRows, row_counts: li
     sizes = [examination.NUM_ROWS, *(row_counts if others_decide else [])]
     examination.examine(model, sample, sizes, known, counts_rows=True)
     found = _loss_issues(model, sample, row_counts)
+    found += examination.masked_metric_issues(model, sample)
     examination.refuse(model, found + examination.compile_issues(model))
     model._set_in_steps("handles_missing", examination.handled_missing(model, sample))
     finding: Finding = next(iter(known.values()))

@@ -279,6 +279,8 @@ class PrivateTraining(training.TrainingBase):
             if plan is None:
                 loss = examination.examine_loss(self, sample, kinds[0][1])
                 examination.refuse(self, loss.issues)
+                if data.poisson is not None:
+                    examination.refuse(self, examination.masked_metric_issues(self, sample))
                 method = self.optimizer.gradient_method
                 plan = make_plan(self, made, method, of_data, suggested)
                 state.remarks = [

@@ -65,8 +65,8 @@ def _part(
     model: keras.Model, batch: Batch, clipping: Clipper, draws: Draws
 ) -> tuple[ClippedSum, dict[str, Tensor]]:
     """Return the clipped sum over the examples, of augmented copies if there are any; metrics."""
-    state, drawn = model._private_state, batch.present
-    batch = batch.without_missing_targets(state.handles_missing)
+    state, drawn = model._private_state, batch
+    batch = drawn.without_missing_targets(state.handles_missing)
     examples = batch
     if state.augmentation is not None:
         examples = state.augmentation.applied(batch, draws.at(0))
@@ -75,10 +75,10 @@ def _part(
 
 
 def _observe(
-    model: keras.Model, batch: Batch, observed: Observed, drawn: Tensor, clipping: Clipper
+    model: keras.Model, batch: Batch, observed: Observed, drawn: Batch, clipping: Clipper
 ) -> dict[str, Tensor]:
     """Update loss and metrics with the examples that were drawn; none of this is private."""
-    left_out = ops.logical_and(drawn, ops.logical_not(observed.finite))
+    left_out = ops.logical_and(drawn.present, ops.logical_not(observed.finite))
     counted = ops.logical_and(batch.present, ops.isfinite(observed.losses))
     losses = ops.where(counted, observed.losses, 0.0)
     regularization = gradients.regularization_loss(model)
@@ -91,4 +91,6 @@ def _observe(
         tracker.count_left_out(left_out)
         gradients.update_loss_trackers(model, observed.loss_increments, counted)
         training.observe_norms(model, batch.present, observed.norms, observed.finite, clip_norms)
-        return training.update_metrics(model, batch, observed.y_pred)
+        # Without padding, Keras's metrics get what they get from Keras.
+        shown = drawn if drawn.mask is None else batch
+        return training.update_metrics(model, shown, observed.y_pred)

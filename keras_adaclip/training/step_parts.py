@@ -130,17 +130,22 @@ def update_metrics(model: keras.Model, batch: Batch, y_pred: Any) -> dict[str, T
     Returns:
         The metrics so far, by name, or what the model's own `compute_metrics` returns.
     """
-    if batch.mask is None:
-        return dict(model.compute_metrics(batch.x, batch.y, y_pred, batch.sample_weight))
-    if not keras_private.is_own(model, "compute_metrics"):
-        keras_private.update_masked_metrics(model, batch.y, y_pred, batch.sample_weight, batch.mask)
-        return dict(model.get_metrics_result())
-    weights = ops.cast(batch.mask, "float32")
-    if batch.sample_weight is not None:
-        weights = keras.tree.map_structure(
-            lambda value: keras_private.masked_weight(value, weights), batch.sample_weight
-        )
-    return dict(model.compute_metrics(batch.x, batch.y, y_pred, weights))
+    weights, mask = batch.sample_weight, batch.mask
+    if mask is None:
+        return dict(model.compute_metrics(batch.x, batch.y, y_pred, weights))
+    if keras_private.is_own(model, "compute_metrics"):
+        present = ops.cast(mask, "float32")
+        masked = functools.partial(keras_private.masked_weight, present=present)
+        weights = present if weights is None else keras.tree.map_structure(masked, weights)
+
+    def update(y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Update the compiled metrics with the rows of the mask."""
+        given = keras_private.masked_metrics(model, y, y_pred, sample_weight, mask)
+        for metric, target, output, weights in given:
+            metric.update_state(target, output, sample_weight=weights)
+
+    with keras_private.updating_metrics_with(model, update):
+        return dict(model.compute_metrics(batch.x, batch.y, y_pred, weights))
 
 
 def refuse_lost_metrics(model: keras.Model, logs: dict[str, Tensor], because_of: str) -> None:
