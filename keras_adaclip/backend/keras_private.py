@@ -458,6 +458,11 @@ def _weights_for(metric: keras.metrics.Metric, weight: Tensor, prediction: Tenso
     )
 
 
+def outputs_for(model: keras.Model, x: Any) -> Any:
+    """Return the symbolic outputs of a model, built or not, for a few inputs."""
+    return compute_output_spec(model, keras.tree.map_structure(keras.ops.convert_to_tensor, x))
+
+
 def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
     """Build model, loss, metrics and optimizer from a few rows, as Keras's `fit` does.
 

@@ -95,7 +95,7 @@ class CohortBatches(keras.utils.PyDataset):
         settings: How each client goes through its examples, and the weights of clients.
         seed: None draws from the operating system. An integer makes the draws repeatable;
             anyone who knows it knows who took part.
-        class_weight: The weight of each class number in the clients' losses, or None.
+        class_weights: The weights of classes in the clients' losses, or None.
         first: Made-up examples whose structure, shapes and dtypes those of all clients must have,
             so that no client is read for them. Other dtypes of numbers are then cast. None takes
             those of the first clients.
@@ -120,7 +120,7 @@ class CohortBatches(keras.utils.PyDataset):
         clients: ClientData,
         settings: FederatedSettings,
         seed: int | None = None,
-        class_weight: dict[int, float] | None = None,
+        class_weights: training_data.ClassWeights | None = None,
         first: dict[str, Any] | None = None,
         **rounds: Any,
     ) -> None:
@@ -130,7 +130,7 @@ class CohortBatches(keras.utils.PyDataset):
         self.most_lanes, self.has_seeds = 1, False
         self._num_lanes: int | None = None
         self._epoch_order = np.arange(0)
-        self._class_weight = class_weight
+        self._class_weights = class_weights
         self._casts = first is not None
         if first is None:
             first = self._parts(*clients.first_examples())
@@ -277,9 +277,8 @@ class CohortBatches(keras.utils.PyDataset):
     def _parts(self, x: Any, y: Any) -> dict[str, Any]:
         """Return inputs, targets and weights by name, as NumPy arrays; targets absent if None."""
         parts = as_arrays({"x": x} if y is None else {"x": x, "y": y})
-        if self._class_weight is not None:
-            weights = training_data.weights_of_classes(parts.get("y"), self._class_weight, None)
-            parts["sample_weight"] = weights
+        if self._class_weights is not None:
+            parts["sample_weight"] = self._class_weights.of(parts["y"])
         return parts
 
     def _examples_at(self, position: int) -> dict[str, Any]:

@@ -149,6 +149,7 @@ class PrivateTraining(training.TrainingBase):
         draws = training_data.DrawsOfFit(
             batch_size=batch_size,
             class_weight=class_weight,
+            model=self,
             num_epochs=epochs,
             num_examples=num_examples,
             once_per_pass=once_per_pass,
@@ -211,6 +212,10 @@ class PrivateTraining(training.TrainingBase):
         training.processes.refuse_batch_of_every_replica(self)
         x, y, sample_weight = map(from_frames, (x, y, sample_weight))
         size, rows = training_data.rows_of(x, y, sample_weight)
+        weights = training_data.ClassWeights.of_fit(self, class_weight, rows.x, y)
+        if weights is not None:
+            sample_weight = weights.of(y, sample_weight)
+            rows = dataclasses.replace(rows, sample_weight=sample_weight[:3])
         data = training.TrainingData(
             sampling=Sampling.STREAM,
             expected_batch_size=size,
@@ -223,8 +228,6 @@ class PrivateTraining(training.TrainingBase):
         self._prepare(data, any_length=True)
         # Digests would take as long as a step.
         with self._run_of_steps(data, take_digests=False):
-            if class_weight is not None:
-                sample_weight = training_data.weights_of_classes(y, class_weight, sample_weight)
             # Keras for PyTorch would hand NumPy arrays on to the step.
             x, y, sample_weight = mapped(keras.ops.convert_to_tensor, (x, y, sample_weight))
             return super().train_on_batch(

@@ -20,6 +20,7 @@ from keras_adaclip.accounting import (
     require_truncation,
     smallest_max_batch_size,
 )
+from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, mapped
 from keras_adaclip.optimizers import RunSettings
 from keras_adaclip.sampling import (
@@ -43,14 +44,14 @@ class TrainingData(RunSettings):
         fit_arguments: Arguments of Keras's `fit` that come from the data.
         poisson: The Poisson-sampled data set of examples, or the rounds of a federated model;
             None for other data.
-        class_weight: Weights of classes for batches of `poisson`.
+        class_weights: Weights of classes for batches of `poisson`.
     """
 
     rows: Batch
     known: Batch | None = None
     fit_arguments: dict[str, Any] = field(default_factory=dict)
     poisson: Any = None
-    class_weight: dict[int, float] | None = None
+    class_weights: "ClassWeights | None" = None
 
     @property
     def settings(self) -> RunSettings:
@@ -97,7 +98,7 @@ class TrainingData(RunSettings):
         """Return the arguments for Keras's `fit`, with Poisson draws padded to one of `sizes`."""
         if self.poisson is None:
             return self.fit_arguments
-        weighted = functools.partial(_with_class_weights, class_weight=self.class_weight)
+        weighted = functools.partial(_with_class_weights, class_weights=self.class_weights)
         batches = FixedShapeBatches(
             self.poisson, self.steps_per_epoch or 1, sizes, backend.num_batch_shards(), weighted
         )
@@ -112,6 +113,7 @@ class DrawsOfFit:
     Args:
         batch_size: As for `PrivateModel.fit`, like the arguments below.
         class_weight: Weights of classes, or None.
+        model: The model.
         num_epochs: The argument `epochs`.
         num_examples: Number of examples, if the data set has no length.
         once_per_pass: The user's word that a pass holds each example at most once.
@@ -123,6 +125,7 @@ class DrawsOfFit:
 
     batch_size: int | None = None
     class_weight: dict[int, float] | None = None
+    model: Any = None
     num_epochs: int = 1
     num_examples: int | None = None
     once_per_pass: bool = False
@@ -139,6 +142,7 @@ class DrawsOfFit:
         """
         check_choice("sampling", self.sampling, ("poisson", "shuffle"))
         num_examples, rows = rows_of(x, y, sample_weight)
+        weights = ClassWeights.of_fit(self.model, self.class_weight, rows.x, y)
         size, steps = self.batch_size, self.steps_per_epoch
         if size is None:
             size = optimizer.default_batch_size(num_examples, self.num_epochs, steps)
@@ -153,7 +157,10 @@ class DrawsOfFit:
                 expected_batch_size=1 if is_shared else size,
                 seed=optimizer.sampling_seed,
             )
-            return self._from_poisson(as_share(own, size))
+            return self._from_poisson(as_share(own, size), weights)
+        if weights is not None:
+            sample_weight = weights.of(y, sample_weight)
+            rows = dataclasses.replace(rows, sample_weight=sample_weight[:3])
         parts = {"x": for_keras(x), "y": y, "sample_weight": sample_weight}
         options = {"batch_size": size, "shuffle": self.shuffle, "steps_per_epoch": steps}
         return TrainingData(
@@ -163,7 +170,7 @@ class DrawsOfFit:
             steps_per_epoch=steps or math.ceil(num_examples / size),
             rows=rows,
             known=Batch(x, y, sample_weight),
-            fit_arguments={**parts, **options, "class_weight": self.class_weight},
+            fit_arguments={**parts, **options},
         )
 
     def from_data_set(self, data: Any, **of_arrays: Any) -> TrainingData:
@@ -201,10 +208,18 @@ class DrawsOfFit:
             _refuse_given(
                 chosen, "a `PoissonDataset`, which draws its own batches from its own rows"
             )
-            return self._from_poisson(data)
+            first = data.first_rows
+            weights = ClassWeights.of_fit(self.model, self.class_weight, first["x"], first.get("y"))
+            return self._from_poisson(data, weights)
         first, data = peek(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(first)
         batch_size, rows = rows_of(x, y, sample_weight)
+        weights = ClassWeights.of_fit(self.model, self.class_weight, rows.x, rows.y)
+        if weights is not None and weights.of(rows.y).ndim > 1:
+            raise ValueError(
+                "Argument `class_weight` needs one class for each example of a data set. Let its "
+                "batches hold sample weights, or give `fit` arrays."
+            )
         num_batches = known_length(data)
         if num_examples is None:
             num_examples = known_num_examples(data, num_batches, batch_size)
@@ -242,12 +257,14 @@ class DrawsOfFit:
             fit_arguments={"x": _with_copied_batches(data), **options},
         )
 
-    def _from_poisson(self, dataset: PoissonDataset) -> TrainingData:
-        """Return training data from a Poisson-sampled data set."""
+    def _from_poisson(
+        self, dataset: PoissonDataset, weights: "ClassWeights | None"
+    ) -> TrainingData:
+        """Return training data from a Poisson-sampled data set, with weights of classes."""
         steps, known = self.steps_per_epoch, dataset.known_rows
         if steps is not None:
             steps = check_integer("steps_per_epoch", steps, minimum=1)
-        rows = _with_class_weights(dataset.first_rows, self.class_weight)
+        rows = _with_class_weights(dataset.first_rows, weights)
         sampling, most = _sampling_of(dataset)
         return TrainingData(
             sampling=sampling,
@@ -259,7 +276,7 @@ class DrawsOfFit:
             known=Batch(known["x"], known.get("y"), known.get("sample_weight")),
             fit_arguments={"shuffle": False},
             poisson=dataset,
-            class_weight=self.class_weight,
+            class_weights=weights,
         )
 
 
@@ -303,12 +320,12 @@ def _sampling_of(dataset: PoissonDataset) -> tuple[Sampling, int]:
 
 
 def _with_class_weights(
-    batch: dict[str, Any], class_weight: dict[int, float] | None
+    batch: dict[str, Any], class_weights: "ClassWeights | None"
 ) -> dict[str, Any]:
     """Return a batch with the weights of its examples' classes, if there are any."""
-    if not class_weight:
+    if class_weights is None:
         return batch
-    weights = weights_of_classes(batch.get("y"), class_weight, batch.get("sample_weight"))
+    weights = class_weights.of(batch["y"], batch.get("sample_weight"))
     return {**batch, "sample_weight": weights}
 
 
@@ -362,32 +379,77 @@ def _first_rows(name: str, value: Any) -> np.ndarray:
     return head
 
 
-def weights_of_classes(y: Any, class_weight: dict[int, float], sample_weight: Any) -> np.ndarray:
-    """Return sample weights of shape `(num_examples,)` from class weights, as Keras does.
+@dataclass(frozen=True)
+class ClassWeights:
+    """Weights of the classes of targets, for each loss that a model's outputs have.
 
     Args:
-        y: Class numbers of shape `(num_examples,)` or `(num_examples, 1)`, or one-hot rows.
-        class_weight: Weight of each class number; other classes weigh 1.
-        sample_weight: Must be None.
-
-    Raises:
-        ValueError: If both kinds of weights are given, or `y` is not one array.
+        weights: The weight of each class number; other classes weigh 1.
+        outputs: The shape of the predictions.
     """
-    if sample_weight is not None:
-        raise ValueError("Give either `class_weight` or `sample_weight`, not both.")
-    if y is None or isinstance(y, (dict, list, tuple)):
-        raise ValueError(
-            "Argument `class_weight` needs one array of targets; use `sample_weight` for models "
-            "with several outputs."
-        )
-    labels = np.asarray(y)
-    if labels.ndim > 1:
-        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
-    labels = np.round(labels).astype(np.int64)
-    weights = np.ones(labels.shape, np.float32)
-    for number, weight in class_weight.items():
-        weights[labels == int(number)] = weight
-    return weights
+
+    weights: dict[int, float]
+    outputs: tuple[int | None, ...]
+
+    @classmethod
+    def of_fit(
+        cls, model: keras.Model, weights: dict[int, float] | None, x: Any, y: Any
+    ) -> "ClassWeights | None":
+        """Return the weights of classes that `fit` was given, None without.
+
+        Args:
+            model: A model, built or not.
+            weights: The argument `class_weight`.
+            x: A few inputs.
+            y: The targets.
+
+        Raises:
+            ValueError: If `y` is not one array with one class for each loss.
+        """
+        if not weights:
+            return None
+        if y is None or isinstance(y, (dict, list, tuple)):
+            raise ValueError(
+                "Argument `class_weight` needs one array of targets; use `sample_weight` for "
+                "models with several outputs."
+            )
+        (output,) = keras.tree.flatten(keras_private.outputs_for(model, x))
+        found, labels = cls(weights, tuple(output.shape)), np.asarray(y)
+        is_mean = labels.ndim > 1 and labels.shape[-1] > 1 and found.outputs[-1] == 1
+        sums = labels.sum(axis=-1) if found._is_one_hot(labels) else 1.0
+        if is_mean or not np.allclose(np.nan_to_num(sums, nan=1.0), 1.0, atol=1e-3):
+            raise ValueError(
+                "Argument `class_weight` needs one class for each loss, and these targets have "
+                "several classes in a row, of which the loss is a mean. Use `sample_weight`. "
+                f"Received: y of shape {labels.shape} for outputs of shape {found.outputs}"
+            )
+        return found
+
+    def _is_one_hot(self, labels: np.ndarray) -> bool:
+        """Return whether targets have classes along their last axis."""
+        return labels.ndim == len(self.outputs) > 1 and labels.shape[-1] > 1
+
+    def of(self, y: Any, sample_weight: Any = None) -> np.ndarray:
+        """Return sample weights, of the shape of the targets without an axis of classes.
+
+        Args:
+            y: Targets.
+            sample_weight: Must be None.
+
+        Raises:
+            ValueError: If both kinds of weights are given.
+        """
+        if sample_weight is not None:
+            raise ValueError("Give either `class_weight` or `sample_weight`, not both.")
+        labels = np.asarray(y)
+        if self._is_one_hot(labels):
+            labels = labels.argmax(-1)
+        elif labels.ndim > 1 and labels.shape[-1] == 1:
+            labels = labels[..., 0]
+        weights = np.ones(labels.shape, np.float32)
+        for number, weight in self.weights.items():
+            weights[np.round(labels) == int(number)] = weight
+        return weights
 
 
 def split_off_validation(
