@@ -194,7 +194,7 @@ class SampleRows:
     def drawn(
         self, source: int, size: int, state: int, generator: Generator, is_padded: bool = False
     ) -> list[np.ndarray]:
-        """Return rows: inputs, targets and weights.
+        """Return rows: inputs, weights and targets, as `structure` flattens.
 
         Args:
             source: The number of the source.
@@ -208,11 +208,11 @@ class SampleRows:
             law.drawn((size, *value.shape[1:]), value.dtype, state, generator)
             for law, value in pairs
         ]
+        inputs, targets = rows[: self.num_inputs], rows[self.num_inputs :]
         if is_padded:
             padding = self._paddings[state // 2 % len(self._paddings)]
-            inputs = [cut_short(each, padding, generator) for each in rows[: self.num_inputs]]
-            rows = inputs + rows[self.num_inputs :]
-        return rows + [np.repeat(value, size, axis=0) for value in self._weights]
+            inputs = [cut_short(each, padding, generator) for each in inputs]
+        return [*inputs, *(np.repeat(value, size, axis=0) for value in self._weights), *targets]
 
     def batch(self, source: int = 0, size: int = _NUM_ROWS_OF_PROOF) -> Batch:
         """Return a batch from one source, as tensors, the same in each call."""
