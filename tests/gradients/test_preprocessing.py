@@ -130,6 +130,8 @@ def test_no_example_goes_to_others_in_a_batch_of_unknown_size(kind):
 MIXING = {"MixUp": {}, "CutMix": {}, "Equalization": RANGE, "RandAugment": RANGE, "AugMix": RANGE}
 
 
+# Keras asks JAX for 64 bits, of which JAX warns in a process once.
+@pytest.mark.filterwarnings("ignore:.*dtype int64")
 @pytest.mark.parametrize("kind", [*MIXING, "RandomElasticTransform"])
 def test_layers_that_mix_images_are_refused_in_training(kind):
     model = Stack(layers.Rescaling(1.0), getattr(layers, kind)(**MIXING.get(kind, RANGE)))

@@ -32,7 +32,7 @@ class Positives(metrics.Metric):
         self.total.assign_add(ops.sum(found))
 
     def result(self):
-        return self.total
+        return self.total.value
 
 
 def binary():

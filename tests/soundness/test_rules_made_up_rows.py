@@ -10,6 +10,8 @@ import pytest
 from keras import layers, ops
 
 import keras_adaclip as ka
+from keras_adaclip.examination import SampleRows
+from keras_adaclip.gradients import Batch
 from keras_adaclip.gradients.layers import rule
 from tests.models import helpers, unsafe
 from tests.models.unsafe import Unsafe, add_mean, bounded_backward, closed_gate, weight
@@ -298,3 +300,14 @@ def test_a_layer_that_remembers_single_rows_is_refused_where_steps_run_on_these(
     model = helpers.compiled(unsafe.WithOwnWeight(layer))
     with pytest.raises(ValueError, match=r"remembers: .*outside of Keras's variables"):
         fit(model, *table())
+
+
+def test_made_up_weights_are_one_and_made_up_targets_are_targets():
+    x, y = table()
+    model = helpers.compiled()
+    rows = Batch(x, y, np.full(NUM_ROWS, 0.5, "float32"))
+    for known in (None, rows):
+        sample = SampleRows(model, rows, known)
+        for batch in [*sample.batches()[0], sample.batch(-1)]:
+            assert set(ops.convert_to_numpy(batch.sample_weight)) == {1.0}
+            assert keras.backend.standardize_dtype(batch.y.dtype) == "int32"
