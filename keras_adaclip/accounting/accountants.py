@@ -206,7 +206,8 @@ def _pld_epsilon(events: CountedEvents, delta: float, coarseness: int) -> float:
     interval = coarseness * _discretization_interval(events)
     epsilon = math.inf
     if interval <= _COARSEST_INTERVAL:
-        epsilon = float(_composed_pld(events, interval).get_epsilon_for_delta(delta))
+        composed = (_composed_pld if coarseness == 1 else _extended_pld)(events, interval)
+        epsilon = float(composed.get_epsilon_for_delta(delta))
     if math.isinf(epsilon):
         return epsilon_of_divergences(composed_divergences(events), delta)
     if epsilon > _UNDERFLOWING_LOSS:
@@ -260,6 +261,23 @@ def _composed_pld(events: CountedEvents, interval: float) -> Pld:
     return composed
 
 
+def _extended_pld(events: CountedEvents, interval: float) -> Pld:
+    """Return the distribution of all events, on from one epoch before where that is kept.
+
+    Each extension cuts off tails, and what they hold counts as infinite loss. Exact figures do
+    without extensions, so that they do not depend on what was computed before.
+    """
+    *before, (event, count) = events
+    for (kept, grid), composed in reversed(_kept_plds.items()):
+        *kept_before, (kept_event, kept_count) = kept or ((None, 0),)
+        if (grid, kept_before, kept_event) == (interval, before, event) and kept_count < count:
+            portion = _portion_pld(event, interval, count - kept_count)
+            composed = _kept_plds[events, interval] = composed.compose(portion)
+            del _kept_plds[kept, grid]
+            return composed
+    return _composed_pld(events, interval)
+
+
 def self_composed(pld: Pld, count: int) -> Pld:
     """Return the distribution of `count` releases, composed in portions if there are very many.
 
@@ -271,6 +289,12 @@ def self_composed(pld: Pld, count: int) -> Pld:
         return pld if count == 1 else pld.self_compose(count)
     composed = pld.self_compose(_MOST_COMPOSED_AT_ONCE).self_compose(portions)
     return composed.compose(pld.self_compose(rest)) if rest else composed
+
+
+@functools.lru_cache(maxsize=2)
+def _portion_pld(event: DpEvent, interval: float, count: int) -> Pld:
+    """Return the distribution of some releases of one event."""
+    return self_composed(_release_pld(event, interval), count)
 
 
 @functools.lru_cache(maxsize=8)

@@ -49,7 +49,7 @@ class ClippingMonitor(Printable, keras.callbacks.Callback):
             warnings.warn(
                 "`ClippingMonitor(private_diagnostics=True)` logs raw gradient norms and true clip "
                 "fractions. They are not covered by epsilon: do not publish them.",
-                stacklevel=4,
+                stacklevel=6,
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -14,7 +14,7 @@ from numpy.random import Generator
 from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch
-from keras_adaclip.sampling import as_array
+from keras_adaclip.sampling import SparseRows, as_array
 
 # States of the variables that are tried: the present one, and two that `moved_value` makes. At two
 # more, every variable that may be a counter is far from zero.
@@ -272,7 +272,8 @@ def _of_columns(value: np.ndarray, words: list[str]) -> Law:
 
 def _leaves(part: Any) -> list[np.ndarray]:
     """Return the arrays of a part of a batch, none for None."""
-    return [] if part is None else [as_array(value) for value in keras.tree.flatten(part)]
+    values = [] if part is None else keras.tree.flatten(part)
+    return [each.extremes() if isinstance(each, SparseRows) else as_array(each) for each in values]
 
 
 def _laws_of_inputs(model: keras.Model, inputs: list[np.ndarray]) -> list[Law | None]:

@@ -34,13 +34,15 @@ class Batch:
     num_copies: int = 1
 
     @classmethod
-    def from_data(cls, data: Any) -> "Batch":
+    def from_data(cls, data: Any, is_drawn: bool) -> "Batch":
         """Return the batch for an argument of `train_step`.
 
         Args:
-            data: A tuple that Keras made, or a dict that this package's sampling made.
+            data: A tuple that Keras made, or a dict.
+            is_drawn: Whether this package's sampling made it. A user's dict are inputs, which may
+                have the same names.
         """
-        if isinstance(data, dict) and "mask" in data and "x" in data:
+        if is_drawn:
             mask = ops.cast(data["mask"], "bool")
             return cls(data["x"], data.get("y"), data.get("sample_weight"), mask)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

@@ -26,7 +26,7 @@ from keras_adaclip.gradients import (
 from keras_adaclip.models.checking import checked_augmentation, summary, warn_of_lost_weights
 from keras_adaclip.models.layout import BatchLayout, batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
-from keras_adaclip.sampling import from_frames
+from keras_adaclip.sampling import from_frames, written_out
 from keras_adaclip.training import training_data
 
 
@@ -100,12 +100,13 @@ class PrivateTraining(training.TrainingBase):
         is divided by `batch_size`, not by the number drawn.
 
         Args:
-            x: Arrays, lists or frames of numbers (on TensorFlow also of strings), or a data set
-                (which is accounted without amplification by sampling, unless it is a
-                `PoissonDataset`).
+            x: Arrays, lists or frames of numbers (on TensorFlow also of strings), sparse matrices
+                of SciPy (of which each step writes out its rows; with `sampling="shuffle"` all are
+                written out), or a data set (which is accounted without amplification by sampling,
+                unless it is a `PoissonDataset`).
             y: Targets.
-            batch_size: Expected number of examples in a step; None means 32, or what an
-                `AutoDPOptimizer` plans.
+            batch_size: Expected number of examples in a step; None means 32 (all, of fewer), or
+                what an `AutoDPOptimizer` plans.
             epochs: As for Keras.
             verbose: As for Keras.
             callbacks: As for Keras.
@@ -210,7 +211,7 @@ class PrivateTraining(training.TrainingBase):
         self._require_compiled()
         self.optimizer.refuse_single_steps()
         training.processes.refuse_batch_of_every_replica(self)
-        x, y, sample_weight = map(from_frames, (x, y, sample_weight))
+        x, y, sample_weight = map(written_out, map(from_frames, (x, y, sample_weight)))
         size, rows = training_data.rows_of(x, y, sample_weight)
         weights = training_data.ClassWeights.of_fit(self, class_weight, rows.x, y)
         if weights is not None:
@@ -300,6 +301,7 @@ class PrivateTraining(training.TrainingBase):
             list({id(each): each for part in found for each in part}.values()), rows
         )
         self._set_in_steps("chunk_size", layout.chunk_size)
+        self._set_in_steps("is_drawn", data.poisson is not None)
         return layout.sizes
 
     def _examined_layout(

@@ -32,7 +32,8 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
     """
     # A callback may have thawed a layer since `fit` looked; compiled code looks when it is traced.
     examination.refuse(model, examination.layer_issues(model))
-    batch = Batch.from_data(data)
+    examination.refuse_other_weights(model)
+    batch = Batch.from_data(data, model._private_state.is_drawn)
     with examination.refusing_batch_statistics(model):
         total, logs = _accumulate(model, batch)
     total = gradients.with_regularization(model, training.sum_of_replicas(total))

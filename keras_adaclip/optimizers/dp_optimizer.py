@@ -85,8 +85,10 @@ class DPOptimizer(AccountedOptimizer):
         "so training would not be private. Wrap the model first: "
         "`model = keras_adaclip.privatize(model)`, or build it as a `keras_adaclip.PrivateModel`, "
         "then compile it with this optimizer. (Over clients: `keras_adaclip.federate`, "
-        "`keras_adaclip.FederatedModel`. `keras.models.clone_model` makes a plain model: clone "
-        "before you compile, and wrap the clone.)"
+        "`keras_adaclip.FederatedModel`. `keras.models.clone_model` makes a plain model of a "
+        "sequential one, but a private one of a `PrivateModel(inputs, outputs)`. Clone before you "
+        "compile, and wrap the clone; give `SKLearnClassifier` and `SKLearnRegressor` a function "
+        "that builds and compiles the model, or a `PrivateModel`.)"
     )
 
     def __init__(

@@ -9,6 +9,7 @@ arrays    conversion and checks of arrays
 """
 
 from keras_adaclip.sampling.arrays import (
+    SparseRows,
     as_array,
     as_arrays,
     common_length,
@@ -16,6 +17,7 @@ from keras_adaclip.sampling.arrays import (
     holds_strings,
     num_rows_not_finite,
     padding,
+    written_out,
 )
 from keras_adaclip.sampling.batches import FixedShapeBatches, split_among_devices
 from keras_adaclip.sampling.draws import DrawStream, ProcessShare, poisson_draw, uniform_draw

@@ -11,7 +11,48 @@ import numpy as np
 # Larger arrays are not looked through for NaN before training.
 _MOST_NUMBERS = 1 << 28
 # Entries of lists that are data, rather than the inputs of a model with several.
+_NUMERIC, _MISSING = (bool, int, float, np.number, np.bool_), {"NAType", "NoneType"}
 _NUMBERS = (bool, int, float, str, bytes, np.generic)
+
+
+class SparseRows:
+    """A matrix of SciPy's sparse formats, whose rows are written out when they are taken.
+
+    Args:
+        matrix: A matrix of shape `(num_rows, num_columns)`.
+    """
+
+    def __init__(self, matrix: Any) -> None:
+        is_wide = matrix.dtype == np.float64
+        self.matrix = matrix.tocsr().astype(keras.config.floatx() if is_wide else matrix.dtype)
+        self.shape, self.dtype, self.ndim = self.matrix.shape, self.matrix.dtype, 2
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, rows: Any) -> Any:
+        taken = self.matrix[rows]
+        return SparseRows(taken) if isinstance(rows, slice) else taken.toarray()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self.matrix.toarray(), dtype)
+
+    def extremes(self) -> np.ndarray:
+        """Return rows in which each column has the range that it has in all rows."""
+        ranges = (self.matrix.nanmin(axis=0), self.matrix.nanmax(axis=0))
+        return np.concatenate([each.toarray().reshape(1, -1) for each in ranges])
+
+    def are_finite(self) -> np.ndarray:
+        """Return whether all numbers of each row are finite."""
+        wrong = ~np.isfinite(self.matrix.data)
+        return np.bincount(self.matrix.tocoo().row, wrong, len(self)) == 0
+
+
+def written_out(parts: Any) -> Any:
+    """Return a structure of data with arrays in the place of sparse matrices."""
+    return keras.tree.map_structure(
+        lambda part: np.asarray(part) if isinstance(part, SparseRows) else part, parts
+    )
 
 
 def common_length(parts: dict[str, Any]) -> int:
@@ -45,6 +86,9 @@ def num_rows_not_finite(parts: Any) -> int:
     """
     wrong = np.zeros(1, bool)
     for part in keras.tree.flatten(parts):
+        if isinstance(part, SparseRows):
+            wrong = wrong | ~part.are_finite()
+            continue
         array = None if part is None else as_array(part)
         if array is not None and array.dtype.kind == "f" and array.size <= _MOST_NUMBERS:
             wrong = wrong | ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
@@ -68,40 +112,61 @@ def from_frames(parts: Any) -> Any:
 
     Args:
         parts: A structure of arrays, tensors, pandas or polars frames and series, PyArrow tables
-            and columns, or a data set. Arrays, tensors and data sets are returned unchanged.
+            and columns, sparse matrices of SciPy, or a data set. Arrays, tensors and data sets are
+            returned unchanged, and sparse matrices as `SparseRows`.
     """
     return keras.tree.traverse(_from_frame, parts)
 
 
-def _from_frame(part: Any) -> np.ndarray | None:
+def _from_frame(part: Any) -> Any:
     """Return a frame, a column or a list of numbers as an array, None for anything else."""
     kind = type(part)
+    if hasattr(kind, "tocsr") and len(part.shape) == 2:
+        return SparseRows(part)
     if isinstance(part, list):
         is_array = is_list_of_numbers(part)
     else:
         is_array = hasattr(kind, "__array__") and not hasattr(kind, "device")
-    if not is_array or isinstance(part, np.ndarray):
+    if not is_array or isinstance(part, (np.ndarray, SparseRows)):
         return None
-    array = np.asarray(part)
+    try:
+        array = np.asarray(part)
+    except ValueError as error:
+        if not isinstance(part, list):
+            raise
+        raise ValueError(
+            "The rows of a list of numbers must all have the same shape. Pad or cut them first, "
+            f"such as with `keras.utils.pad_sequences`. Received: a list of {len(part)} rows"
+        ) from error
     # Columns of several types, such as bool and float, give objects.
     if array.dtype == object and not (array.size and holds_strings(array)):
         with contextlib.suppress(TypeError, ValueError):
             return array.astype(keras.config.floatx())
-        _refuse_columns(part)
+        _refuse_columns(part, array)
     return array
 
 
-def _refuse_columns(frame: Any) -> None:
-    """Raise a `TypeError` that names the columns of a frame that do not hold numbers."""
-    names = getattr(frame, "column_names", getattr(frame, "columns", ()))
-    kinds = {name: np.asarray(frame[name]).dtype for name in names}
-    wrong = [f"{name!r}" for name, dtype in kinds.items() if dtype.kind not in "biuf"]
+def _refuse_columns(frame: Any, array: np.ndarray) -> None:
+    """Raise a `TypeError` that names the columns of a frame that do not hold numbers.
+
+    Args:
+        frame: The frame, or a column.
+        array: Its entries, as objects.
+    """
+    names = getattr(frame, "column_names", getattr(frame, "columns", None))
+    names = [getattr(frame, "name", None)] if names is None else list(names)
+    columns = dict(zip(names, array.reshape(len(array), -1).T, strict=False))
+    wrong = []
+    for name, column in columns.items():
+        others = {type(each).__name__ for each in column if not isinstance(each, _NUMERIC)}
+        if others:
+            wrong.append(f"{name!r}{' (missing values)' * bool(others & _MISSING)}")
     if wrong:
         raise TypeError(
             "The columns of a frame must hold numbers. Turn strings, categories and dates into "
             "numbers first, for example with `pandas.get_dummies` and a list of categories that "
             "does not come from the data; fill missing values; and convert nullable numbers with "
-            f"`.astype('float32')`. Received: {len(wrong)} of {len(kinds)} columns without "
+            f"`.astype('float32')`. Received: {len(wrong)} of {len(columns)} columns without "
             f"numbers, the first of them {', '.join(wrong[:5])}"
         )
 
@@ -113,10 +178,16 @@ def is_list_of_numbers(part: Any) -> bool:
     )
 
 
-def as_arrays(parts: Any) -> Any:
-    """Return a structure of data, also of frames, as tuples and dicts of arrays, None unchanged."""
+def as_arrays(parts: Any, kept: tuple[type, ...] = ()) -> Any:
+    """Return a structure of data, also of frames, as tuples and dicts of arrays, None unchanged.
+
+    Args:
+        parts: The structure.
+        kept: Types of data that stay as they are, such as `SparseRows`.
+    """
     arrays = keras.tree.map_structure(
-        lambda part: None if part is None else as_array(part), from_frames(parts)
+        lambda part: part if part is None or isinstance(part, kept) else as_array(part),
+        from_frames(parts),
     )
     return keras.tree.lists_to_tuples(arrays)
 

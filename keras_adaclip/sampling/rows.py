@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_adaclip.sampling.arrays import (
+    SparseRows,
     as_array,
     as_arrays,
     common_length,
@@ -29,7 +30,7 @@ class ArrayRows:
     """Arrays in memory.
 
     Args:
-        x: An array or frame, or a structure of arrays, of shape `(num_rows, ...)`.
+        x: An array, frame or sparse matrix, or a structure of them, of shape `(num_rows, ...)`.
         y: Targets of the same length, or None.
         sample_weight: Weights of the same length, or None.
     """
@@ -38,7 +39,8 @@ class ArrayRows:
 
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
         given = zip(PARTS, (x, y, sample_weight), strict=True)
-        self.parts = {name: as_arrays(part) for name, part in given if part is not None}
+        kept = (SparseRows,)
+        self.parts = {name: as_arrays(part, kept) for name, part in given if part is not None}
         self.num_rows = common_length(self.parts)
 
     def reading(self, numbers: np.ndarray, size: int) -> Callable[[], Parts]:

@@ -78,7 +78,7 @@ class PlainCopy(PrivacySpending):
         plain = _plain_copy(self)
         copies = [*plain.variables, *keras_private.flatten_layers(plain)]
         weights.put_on_account(copies, Account(self.privacy_ledger))
-        weights.from_array(plain.weights, weights.to_array(self.weights))
+        weights.from_array(plain.weights, weights.to_array(self))
         if filepath is not None:
             plain.save(filepath)
             report = self.privacy_report(delta, model_file=filepath)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import keras
 from keras_adaclip import accounting, backend
 from keras_adaclip.accounting import LedgerRow, Sampling, Unit, rounded_up
 from keras_adaclip.backend import keras_private
+from keras_adaclip.examination import refuse_other_weights
 from keras_adaclip.training.processes import refuse_disagreement
 
 _MOST_STEPS = 10_000_000
@@ -68,6 +69,7 @@ class RunOfSteps(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Open the ledger, or set the noise of the epoch and open its pass."""
+        self._epoch = epoch + 1
         if self._is_open:
             self.model.optimizer.begin_epoch(is_pass=self._is_pass)
         else:
@@ -161,19 +163,20 @@ class RunOfSteps(keras.callbacks.Callback):
         """
         target, total = budget.target_epsilon, self._num_steps
         spent = self.model.privacy_spent(self._delta, budget.accountant).epsilon
+        together = int(self.model.steps_per_execution)
+        more = "one more" if together == 1 else f"{together} more (`steps_per_execution`)"
         words = (
-            f"at epsilon {rounded_up(spent, 4)}: one more would pass the target of {target:g} at "
+            f"at epsilon {rounded_up(spent, 4)}: {more} would pass the target of {target:g} at "
             f"{self._delta_in_words()}."
         )
         if total == 0:
             return f"Training ended after {_counted(steps)} {words}"
-        num_epochs = self.params["epochs"]
-        epoch = math.ceil(steps / self._data.steps_per_epoch) + num_epochs - self._num_epochs
         options = f"`target_epsilon={rounded_up(self._epsilon(self._rows), 3)}`"
         if (noise := self._noise_within(target)) is not None:
             options = f"`noise_multiplier={rounded_up(noise, 4)}` or {options}"
         return (
-            f"Training ended after {steps:,} of {total:,} steps (epoch {epoch} of {num_epochs}) "
+            f"Training ended after {steps:,} of {total:,} steps (epoch {self._epoch} of "
+            f"{self.params['epochs']}) "
             f"{words} All {total:,} steps fit with {options}."
         )
 
@@ -233,6 +236,8 @@ class StepCheck(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Run the checks; give a forked process its own identity and keys."""
+        if batch == 0:  # A callback may have frozen or thawed a layer.
+            refuse_other_weights(self.model)
         self.model.optimizer.account.renew_after_fork()
         for budget in self._budgets:
             budget.count_again()

@@ -294,7 +294,7 @@ class SavedState(PlainCopy):
         ledger = self.privacy_ledger
         if self.pledged_ledger is not None:
             ledger = ledger.raised_to(self.pledged_ledger)
-        return {LEDGER_KEY: ledger.to_array(), DIGESTS_KEY: weights.to_array(self.weights)}
+        return {LEDGER_KEY: ledger.to_array(), DIGESTS_KEY: weights.to_array(self)}
 
     def _load_privacy_state(self, state: Mapping[str, Any], has_weights: bool = True) -> None:
         """Include what was saved under `_STATE_KEYS`, if anything was.

@@ -47,6 +47,7 @@ class PrivateState:
         chunk_size: Number of examples that are processed at a time; None takes them all.
         handles_missing: By target, whether the loss has a use for numbers that are not finite.
         remarks: What `fit` says of the training before its first step, once.
+        is_drawn: Whether batches are those that this package's sampling makes.
         augmentation: How the latest `fit` augmented its examples, if it did.
         diagnostics: Metrics of raw norms and true clip fractions, while `fit` records them.
         assigned_by_forward: The variables that a forward pass assigns, whatever the rows are.
@@ -62,6 +63,7 @@ class PrivateState:
     chunk_size: int | None = None
     handles_missing: tuple[bool, ...] = ()
     remarks: list[str] = dataclasses.field(default_factory=list)
+    is_drawn: bool = False
     augmentation: Augmentation | None = None
     diagnostics: dict[str, Any] | None = None
     assigned_by_forward: Sequence[keras.Variable] = ()

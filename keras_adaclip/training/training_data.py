@@ -26,10 +26,12 @@ from keras_adaclip.optimizers import RunSettings
 from keras_adaclip.sampling import (
     FixedShapeBatches,
     PoissonDataset,
+    SparseRows,
     as_array,
     common_length,
     from_frames,
     num_rows_not_finite,
+    written_out,
 )
 from keras_adaclip.training.processes import as_share
 
@@ -144,9 +146,10 @@ class DrawsOfFit:
         num_examples, rows = rows_of(x, y, sample_weight)
         weights = ClassWeights.of_fit(self.model, self.class_weight, rows.x, y)
         size, steps = self.batch_size, self.steps_per_epoch
+        is_shared = backend.num_processes() > 1 and self.sampling == "poisson"
         if size is None:
             size = optimizer.default_batch_size(num_examples, self.num_epochs, steps)
-        is_shared = backend.num_processes() > 1 and self.sampling == "poisson"
+            size = size if is_shared else min(size, num_examples)
         if not is_shared:
             size = check_batch_size(size, num_examples)
         if self.sampling == "poisson":
@@ -161,7 +164,9 @@ class DrawsOfFit:
         if weights is not None:
             sample_weight = weights.of(y, sample_weight)
             rows = dataclasses.replace(rows, sample_weight=sample_weight[:3])
-        parts = {"x": for_keras(x), "y": y, "sample_weight": sample_weight}
+        # Keras would hand sparse batches on to the step.
+        parts = written_out({"x": x, "y": y, "sample_weight": sample_weight})
+        parts["x"] = for_keras(parts["x"])
         options = {"batch_size": size, "shuffle": self.shuffle, "steps_per_epoch": steps}
         return TrainingData(
             sampling=Sampling.SHUFFLE,
@@ -482,10 +487,15 @@ def split_off_validation(
 
 
 def for_keras(parts: Any) -> Any:
-    """Return the parts as Keras takes them: frames and lists as arrays, strings as tensors."""
+    """Return the parts as Keras takes them: frames and lists as arrays, strings as tensors.
+
+    Sparse matrices are those of SciPy again.
+    """
 
     def convert(value: Any) -> Any:
         """Return an array of strings as a tensor, anything else unchanged."""
+        if isinstance(value, SparseRows):
+            return value.matrix
         is_text = getattr(getattr(value, "dtype", None), "kind", "") in ("O", "S", "T", "U")
         return keras.ops.convert_to_tensor(as_array(value)) if is_text else value
 
@@ -500,9 +510,11 @@ def peek(data: Any) -> tuple[Any, Any]:
         ValueError: If there is no batch.
     """
     if isinstance(data, keras.utils.PyDataset):
+        data.on_epoch_begin()  # As Keras does, since it may prepare the batches.
         return data[0], data
-    # What has `__getitem__` alone holds single examples.
-    if isinstance(data, (list, tuple, dict, str)) or not hasattr(type(data), "__iter__"):
+    # What has `__getitem__` alone holds single examples, and so does what has columns.
+    has_iterator = hasattr(type(data), "__iter__") and not hasattr(data, "column_names")
+    if isinstance(data, (list, tuple, dict, str)) or not has_iterator:
         raise TypeError(
             "Training data must be arrays, a `tf.data.Dataset`, a `keras.utils.PyDataset`, a "
             "`torch.utils.data.DataLoader` or a generator of batches. Give single examples that "

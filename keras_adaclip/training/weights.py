@@ -88,23 +88,29 @@ def digests_in_words(weights: Sequence[keras.Variable]) -> str:
     return weights_in_words(digest, weights_are_unchanged(weights))
 
 
-def to_array(weights: Sequence[keras.Variable]) -> npt.NDArray[np.uint8]:
+def to_array(model: keras.Model) -> npt.NDArray[np.uint8]:
     """Return the digests for saving, of shape `(num_weights, 32)`.
 
     A weight that something else has changed is marked: a file may hold its former value elsewhere.
+    Layers with LoRA save other weights than they have, which compute the same.
 
     Args:
-        weights: The weights of a model.
+        model: The model.
     """
+    layers = keras_private.flatten_layers(model)
+    adapted = [layer for layer in layers if getattr(layer, "lora_enabled", False)]
+    rewritten = {id(each) for layer in adapted for each in layer.weights}
 
     def saved(variable: keras.Variable) -> bytes:
         """Return the digest to save of a weight."""
         digest = _remembered(variable)
+        if id(variable) in rewritten and digest != CHANGED:
+            return UNKNOWN
         if digest == _IN_RUN:
             return _digest(variable)
         return CHANGED if _is_unchanged(variable) is False else digest
 
-    digests = map(saved, weights)
+    digests = map(saved, model.weights)
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_SIZE)
 
 
