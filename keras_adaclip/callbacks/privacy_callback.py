@@ -16,9 +16,9 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
 
     `epsilon` appears in the logs of every epoch, and so in the progress bar, in `History`,
     `CSVLogger` and TensorBoard. It is exact after the last epoch, and an upper bound after the
-    others, less than 1% above what `model.privacy_spent` computes. The number of steps within the target is computed when training
-    begins, from all earlier steps of the model too; the steps are then counted on the host,
-    `steps_per_execution` at a time.
+    others, less than 1% above what `model.privacy_spent` computes. The number of steps within the
+    target is computed when training begins, from all earlier steps of the model too; the steps are
+    then counted on the host, `steps_per_execution` at a time.
 
     Args:
         delta: Float in (0, 1); None means the `delta` of an `AutoDPOptimizer`, or else
