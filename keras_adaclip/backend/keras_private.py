@@ -460,7 +460,14 @@ def _weights_for(metric: keras.metrics.Metric, weight: Tensor, prediction: Tenso
 
 def outputs_for(model: keras.Model, x: Any) -> Any:
     """Return the symbolic outputs of a model, built or not, for a few inputs."""
-    return compute_output_spec(model, keras.tree.map_structure(keras.ops.convert_to_tensor, x))
+    return compute_output_spec(model, _as_tensors(x))
+
+
+def _as_tensors(part: Any) -> Any:
+    """Return a structure of arrays as tensors, None unchanged."""
+    return keras.tree.map_structure(
+        lambda value: None if value is None else keras.ops.convert_to_tensor(value), part
+    )
 
 
 def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
@@ -473,10 +480,7 @@ def build_for_training(model: keras.Model, x: Any, y: Any, sample_weight: Any) -
         sample_weight: Weights or None.
     """
     # Converted to tensors, since JAX warns of each NumPy array of 64 bits.
-    parts = [
-        None if part is None else keras.tree.map_structure(keras.ops.convert_to_tensor, part)
-        for part in (x, y, sample_weight)
-    ]
+    parts = list(map(_as_tensors, (x, y, sample_weight)))
     try:
         # Keras looks at inference alone, which may not call all the layers inside of a layer.
         for training in (False, True):

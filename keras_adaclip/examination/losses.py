@@ -200,14 +200,14 @@ def _judged(
         flat[number] = ops.convert_to_tensor(drawn, flat[number].dtype)
         return keras.tree.pack_sequence_as(weights, flat)
 
-    num_weights = len(keras.tree.flatten(weights)) if is_weighted else 0
+    given = [n for n, each in enumerate(keras.tree.flatten(weights)) if each is not None]
 
     def losses() -> list[Tensor]:
         """Return the loss of the batch, twice, and losses of its rows, of other ones too."""
         rows = _predicted(model, Batch(batch.x, batch.y), spread)
         y_pred = keras.tree.map_structure(_scaled, rows.x["y_pred"])
         parts = [(rows.x, weights), ({**rows.x, "y_pred": y_pred}, weights)]
-        parts += [(rows.x, others(number)) for number in range(num_weights)]
+        parts += [(rows.x, others(number)) for number in given]
         singles = [
             ops.stack([_loss(model, Batch(x, rows.y, part).rows(n, 1)) for n in range(_NUM_ROWS)])
             for x, part in parts
@@ -251,7 +251,7 @@ def _handles_missing(model: keras.Model, batch: Batch, number: int) -> bool:
         number: The number of the target.
     """
     target = keras.tree.flatten(batch.y)[number]
-    if not is_differentiable(target):
+    if target is None or not is_differentiable(target):
         return False
     # All numbers of the rows, or the first ones.
     missing = [np.full(tuple(target.shape), is_whole) for is_whole in (True, False)]

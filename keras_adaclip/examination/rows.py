@@ -178,7 +178,7 @@ class SampleRows:
     def names(self) -> list[str]:
         """The names of the inputs, for messages."""
         paths = keras.tree.flatten_with_path(self.structure[0])
-        named = [".".join(map(str, path)) for path, _ in paths]
+        named = [".".join(map(str, path)) for path, value in paths if value is not None]
         of_model = [tensor.name for tensor in getattr(self._model, "inputs", None) or ()]
         is_named = len(of_model) == len(named) and "keras_tensor" not in "".join(of_model)
         return of_model if is_named else [name or "x" for name in named]
@@ -217,7 +217,7 @@ class SampleRows:
     def batch(self, source: int = 0, size: int = _NUM_ROWS_OF_PROOF) -> Batch:
         """Return a batch from one source, as tensors, the same in each call."""
         rows = self.drawn(source, size, 0, np.random.default_rng(size))
-        x, parts = keras.tree.pack_sequence_as(self.structure, rows)
+        x, parts = packed(self.structure, rows)
         return gradients.finite_rows(Batch(x, **parts))
 
     def first_shown(self, judges: Iterable[Callable[[Batch], Any]], size: int) -> Any:
@@ -272,8 +272,15 @@ def _of_columns(value: np.ndarray, words: list[str]) -> Law:
 
 def _leaves(part: Any) -> list[np.ndarray]:
     """Return the arrays of a part of a batch, none for None."""
-    values = [] if part is None else keras.tree.flatten(part)
+    values = [value for value in keras.tree.flatten(part) if value is not None]
     return [each.extremes() if isinstance(each, SparseRows) else as_array(each) for each in values]
+
+
+def packed(structure: Any, leaves: Iterable[Any]) -> Any:
+    """Return a structure with other leaves, None unchanged."""
+    given, places = iter(leaves), keras.tree.flatten(structure)
+    filled = [None if place is None else next(given) for place in places]
+    return keras.tree.pack_sequence_as(structure, filled)
 
 
 def _laws_of_inputs(model: keras.Model, inputs: list[np.ndarray]) -> list[Law | None]:
@@ -311,7 +318,9 @@ def _laws_of_user(ranges: Any, x: Any, inputs: list[np.ndarray]) -> list[Law | N
     pairs: list[Any] = []
     laws: list[Law | None] = []
     try:
-        keras.tree.map_structure_up_to(x, lambda _, pair: pairs.append(pair), x, ranges)
+        keras.tree.map_structure_up_to(
+            x, lambda value, pair: value is None or pairs.append(pair), x, ranges
+        )
         for pair, value in zip(pairs, inputs, strict=True):
             if pair is None:
                 laws.append(None)

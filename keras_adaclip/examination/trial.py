@@ -19,7 +19,7 @@ from keras_adaclip import backend, gradients
 from keras_adaclip.backend import keras_private
 from keras_adaclip.examination.equal_draws import EqualDraws
 from keras_adaclip.examination.issues import OwnLoss
-from keras_adaclip.examination.rows import SampleRows
+from keras_adaclip.examination.rows import SampleRows, packed
 from keras_adaclip.gradients import Batch, is_differentiable
 
 Tensor = Any
@@ -116,7 +116,8 @@ class Trial:
         self.model, self.sample, self.size = model, sample, size
         x, targets = sample.structure
         self._structure = (x, {} if self.loss is None else targets)
-        self._num_arrays = len(keras.tree.flatten(self._structure))
+        leaves = keras.tree.flatten(self._structure)
+        self._num_arrays = sum(leaf is not None for leaf in leaves)
         self.seeds = keras_private.seed_generator_states(model)
         of_seeds = {id(state) for state in self.seeds}
         self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
@@ -281,8 +282,8 @@ class Trial:
                         digests.append(_digest(value))
                 return keras.tree.map_structure(functools.partial(tapped, layer), result)
 
-            x, targets = keras.tree.pack_sequence_as(self._structure, inputs)
-            x = keras.tree.map_structure(functools.partial(tapped, self.model), x)
+            x, targets = packed(self._structure, inputs)
+            x = gradients.mapped(functools.partial(tapped, self.model), x)
             # The fast calls of a gradient plan are used, as in the steps.
             plan = getattr(self.model, "gradient_plan", None)
             fast_calls = {} if plan is None else plan.fast_calls

@@ -18,7 +18,8 @@ class Batch:
     """Inputs, targets, weights, and a mask of the rows that hold a unit.
 
     Args:
-        x: Inputs, tensors of shape `(batch_size, ...)`.
+        x: Inputs, tensors of shape `(batch_size, ...)`. One without columns stands for None, among
+            targets and weights too.
         y: Targets, tensors of shape `(batch_size, ...)`, or None.
         sample_weight: None or tensors of shape `(batch_size, ...)`. A weight of 0 is a unit.
         mask: Bool tensor of shape `(batch_size,)`, false for padding. None means that every row
@@ -32,6 +33,10 @@ class Batch:
     sample_weight: Any = None
     mask: Tensor | None = None
     num_copies: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("x", "y", "sample_weight"):
+            object.__setattr__(self, name, mapped(_present, getattr(self, name)))
 
     @classmethod
     def from_data(cls, data: Any, is_drawn: bool) -> "Batch":
@@ -51,7 +56,8 @@ class Batch:
     @property
     def num_rows(self) -> Any:
         """Number of units with padding: an int if the shape is static, else a tensor."""
-        return ops.shape(keras.tree.flatten(self.x)[0])[0] // self.num_copies
+        first = next(value for value in keras.tree.flatten(self.x) if value is not None)
+        return ops.shape(first)[0] // self.num_copies
 
     @property
     def present(self) -> Tensor:
@@ -176,6 +182,11 @@ def finite_rows(rows: Batch, size: int | None = None) -> Batch:
         return ops.convert_to_tensor(value)
 
     return rows.map_rows(clean, None)
+
+
+def _present(value: Any) -> Any:
+    """Return an array, or None for one without columns, which stands for an absent one."""
+    return None if tuple(value.shape[1:]) == (0,) else value
 
 
 def mapped(function: Callable[[Any], Tensor], part: Any) -> Any:

@@ -27,6 +27,7 @@ from keras_adaclip.gradients.forward import single_gradient
 from keras_adaclip.gradients.layers import GeneralRule, is_differentiable
 from keras_adaclip.gradients.layerwise import GradientPlan, looped_plan, per_example_gradients
 from keras_adaclip.gradients.plan import failure_of, refused_ranges, suggested_plan
+from keras_adaclip.sampling import filled
 
 Tensor = Any
 
@@ -284,7 +285,7 @@ def _varied(batch: Batch, trial: int) -> dict[str, Any]:
 
     parts = {"x": mapped(varied, rows.x), "y": mapped(taken, rows.y)}
     parts["sample_weight"] = mapped(taken, rows.sample_weight)
-    return {name: part for name, part in parts.items() if part is not None}
+    return {name: filled(part, 3) for name, part in parts.items() if part is not None}
 
 
 def _nonzero(pair: list[list[Any]]) -> set[int]:

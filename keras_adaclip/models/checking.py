@@ -116,7 +116,8 @@ def warn_of_lost_weights(clipping: ClippingStrategy, class_weight: Any, sample_w
         sample_weight: Weights of a few examples, None without.
     """
     is_each = sample_weight is not None and any(
-        math.prod(value.shape[1:]) == 1 for value in keras.tree.flatten(sample_weight)
+        value is not None and math.prod(value.shape[1:]) == 1
+        for value in keras.tree.flatten(sample_weight)
     )
     if isinstance(clipping, AutomaticClipping) and (class_weight or is_each):
         warnings.warn(

@@ -13,6 +13,7 @@ from keras_adaclip.sampling.arrays import (
     as_array,
     as_arrays,
     common_length,
+    filled,
     from_frames,
     holds_strings,
     num_rows_not_finite,

@@ -59,13 +59,13 @@ def common_length(parts: dict[str, Any]) -> int:
     """Return the number of rows that all arrays share.
 
     Args:
-        parts: Structures of arrays by name.
+        parts: Structures of arrays, and None for absent ones, by name.
 
     Raises:
         ValueError: If there is no row, or two arrays differ.
     """
     lengths = {
-        name: sorted({len(array) for array in keras.tree.flatten(part)})
+        name: sorted({len(array) for array in keras.tree.flatten(part) if array is not None})
         for name, part in parts.items()
     }
     distinct = set(itertools.chain(*lengths.values()))
@@ -105,6 +105,13 @@ def holds_strings(array: np.ndarray) -> bool:
 def padding(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """Return an array of zeros, or of empty strings where the dtype is `object`."""
     return np.full(shape, "" if dtype.kind == "O" else 0, dtype)
+
+
+def filled(parts: Any, num_rows: int) -> Any:
+    """Return a structure with an array without columns for each None, as batches hold no None."""
+    return keras.tree.map_structure(
+        lambda part: np.zeros((num_rows, 0), "float32") if part is None else part, parts
+    )
 
 
 def from_frames(parts: Any) -> Any:

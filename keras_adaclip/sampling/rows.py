@@ -15,6 +15,7 @@ from keras_adaclip.sampling.arrays import (
     as_array,
     as_arrays,
     common_length,
+    filled,
     holds_strings,
     is_list_of_numbers,
     padding,
@@ -42,6 +43,7 @@ class ArrayRows:
         kept = (SparseRows,)
         self.parts = {name: as_arrays(part, kept) for name, part in given if part is not None}
         self.num_rows = common_length(self.parts)
+        self.parts = filled(self.parts, self.num_rows)
 
     def reading(self, numbers: np.ndarray, size: int) -> Callable[[], Parts]:
         """Return a function that returns the rows with these numbers; see `SourceRows`."""

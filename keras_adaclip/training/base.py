@@ -15,7 +15,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip import callbacks as own_callbacks
 from keras_adaclip.backend import keras_private
-from keras_adaclip.gradients import Batch
+from keras_adaclip.gradients import Batch, mapped
 from keras_adaclip.optimizers import NO_LEGACY_FILE, DPOptimizer
 from keras_adaclip.sampling import from_frames, padding
 from keras_adaclip.training import run_callbacks, weights
@@ -144,7 +144,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
     def _assign_in_steps(self, variables: Sequence[keras.Variable], rows: Batch) -> None:
         """Make each step assign to variables what a forward pass on a row of zeros assigns."""
         state = self._private_state
-        zeros = keras.tree.map_structure(
+        zeros = mapped(
             lambda value: padding((1, *value.shape[1:]), ops.convert_to_numpy(value).dtype), rows.x
         )
         if list(map(id, variables)) != list(map(id, state.assigned_by_forward)):

@@ -68,7 +68,7 @@ class TrainingData(RunSettings):
             handled: By target, whether the loss has a use of its own for such numbers.
         """
         known = self.known
-        if known is None or len(keras.tree.flatten(known.x)[0]) != self.num_examples:
+        if known is None or known.num_rows != self.num_examples:
             return 0
         pairs = itertools.zip_longest(keras.tree.flatten(known.y), handled)
         targets = [target for target, is_handled in pairs if not is_handled]
@@ -347,6 +347,7 @@ def _refuse_given(arguments: dict[str, Any], data: str) -> None:
 def is_array_data(x: Any) -> bool:
     """Return whether `x` is an array or a structure of arrays, not a data set."""
     leaves = keras.tree.flatten(x)
+    leaves = [leaf for leaf in leaves if leaf is not None]
     return bool(leaves) and all(
         hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not hasattr(leaf, "element_spec")
         for leaf in leaves
@@ -362,10 +363,7 @@ def rows_of(x: Any, y: Any, sample_weight: Any) -> tuple[int, Batch]:
     """
     given = {"x": x, "y": y, "sample_weight": sample_weight}
     given = {name: part for name, part in given.items() if part is not None}
-    first = {
-        name: keras.tree.map_structure(functools.partial(_first_rows, name), part)
-        for name, part in given.items()
-    }
+    first = {name: mapped(functools.partial(_first_rows, name), part) for name, part in given.items()}
     return common_length(given), Batch(**first)
 
 
