@@ -345,6 +345,12 @@ def output_loss_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
     return [] if compiled_loss is None else list(compiled_loss.metrics)
 
 
+def own_sums(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Return the sums and means among the metrics that are attributes of a model."""
+    kinds = (keras.metrics.Mean, keras.metrics.Sum)
+    return [each for each in model._metrics if isinstance(each, kinds)]
+
+
 def compiled_losses(model: keras.Model) -> list[Any]:
     """Return the loss object of each output, or no objects before they are built."""
     compiled_loss = model._compile_loss

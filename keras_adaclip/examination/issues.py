@@ -37,7 +37,8 @@ ASSIGNED = (
 ASSIGNED_OUTSIDE = (
     "It is assigned in the forward pass or in the loss and is no weight of the model: private "
     "steps would leave it unchanged, where Keras changes it.",
-    "Make it a weight of a layer, or a metric in `compile` or in an attribute of the model.",
+    "Make it a weight of a layer. Update a metric in `compute_metrics`, or give it to `compile`; "
+    "`compute_loss` of a `PrivateModel` may update a `Mean` or `Sum` that is its attribute.",
 )
 ADDED = (
     "It adds a loss of its own (`add_loss`, `activity_regularizer`), which depends on the data and "

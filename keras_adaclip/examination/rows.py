@@ -318,10 +318,9 @@ def _laws_of_user(ranges: Any, x: Any, inputs: list[np.ndarray]) -> list[Law | N
     pairs: list[Any] = []
     laws: list[Law | None] = []
     try:
-        keras.tree.map_structure_up_to(
-            x, lambda value, pair: value is None or pairs.append(pair), x, ranges
-        )
-        for pair, value in zip(pairs, inputs, strict=True):
+        keras.tree.map_structure_up_to(x, lambda *pair: pairs.append(pair), x, ranges)
+        given = [pair for value, pair in pairs if value is not None]
+        for pair, value in zip(given, inputs, strict=True):
             if pair is None:
                 laws.append(None)
                 continue

@@ -120,14 +120,17 @@ class Trial:
         self._num_arrays = sum(leaf is not None for leaf in leaves)
         self.seeds = keras_private.seed_generator_states(model)
         of_seeds = {id(state) for state in self.seeds}
-        self._watched = [variable for variable in model.variables if id(variable) not in of_seeds]
+        trackers = gradients.tracker_variables(model)
+        own = [variable for variable in model.variables if id(variable) not in of_seeds]
+        # What a loss adds to a tracker reaches the logs, unlike what a layer does.
+        self._watched = [*own, *trackers]
         self.outside_read: dict[int, keras.Variable] = {}
-        self._own = {id(variable) for variable in [*model.variables, *model.metrics_variables]}
+        self._own = {id(variable) for variable in [*model.variables, *trackers]}
         self._assigned: dict[int, keras.Variable] = {}
         self.added: list[keras.Layer] = []
         self.running: list[keras.Layer] = []
         self._draws = EqualDraws(size)
-        self.use_variables(self._watched)
+        self.use_variables(own)
 
     def use_variables(self, variables: list[keras.Variable], trained_only: bool = False) -> None:
         """Compile again, with values of these variables.

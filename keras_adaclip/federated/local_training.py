@@ -19,6 +19,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
+from keras_adaclip.examination.issues import ASSIGNED_OUTSIDE, PrivacyIssue, refuse
 from keras_adaclip.gradients import Batch, DrawingScope, call_model, tracker_variables
 
 Tensor = Any
@@ -242,6 +243,7 @@ class LocalTraining:
         seed = client.get("seeds")
         scope = keras.StatelessScope(values) if seed is None else DrawingScope(values, seed)
         with scope as inside, quicker, unscaled:
+            before = [(each, each.value) for each in model.metrics_variables]
             y_pred = keras.tree.map_structure(
                 lambda value: with_rows_masked(value, client["present"]),
                 call_model(model, client["x"], training=True),
@@ -258,6 +260,10 @@ class LocalTraining:
                 training=True,
             )
             increments = [inside.get_current_value(variable) for variable in trackers]
+            kept = set(map(id, trackers))
+            assigned = [each for each, value in before if each.value is not value]
+            lost = [each for each in assigned if id(each) not in kept]
+        refuse(model, [PrivacyIssue(each.path, *ASSIGNED_OUTSIDE) for each in lost])
         masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
         return ops.cast(ops.sum(loss), "float32"), increments, y_pred, masks
 

@@ -118,8 +118,8 @@ def per_example_losses(
         y_pred: Predictions of shape `(batch_size, ...)`.
 
     Returns:
-        The losses, of shape `(batch_size,)`, and for each variable of the metrics that track the
-        losses of single outputs, the amount that each example adds to it.
+        The losses, of shape `(batch_size,)`, and for each of `tracker_variables` the amount that
+        each example adds to it.
     """
     trackers = tracker_variables(model)
     held = [(variable, variable.value) for variable in [*model.variables, *model.metrics_variables]]
@@ -183,7 +183,7 @@ def compute_loss(
 
 
 def update_loss_trackers(model: keras.Model, increments: list[Tensor], counted: Tensor) -> None:
-    """Add to the metrics that track the losses of single outputs.
+    """Add to the metrics of `tracker_variables`.
 
     Args:
         model: A compiled model.
@@ -210,8 +210,15 @@ def regularization_loss(model: keras.Model) -> Tensor | None:
 
 
 def tracker_variables(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables of the metrics that track the losses of single outputs."""
+    """Return the variables of the metrics whose increments by single losses are added up.
+
+    They track the losses of single outputs, or an own `compute_loss` of a private model updates
+    them and they are sums.
+    """
     trackers = keras_private.output_loss_trackers(model)
+    is_private = getattr(model, "privacy_unit", "") == "example"
+    if is_private and keras_private.is_own(model, "compute_loss"):
+        trackers = trackers + keras_private.own_sums(model)
     return [variable for metric in trackers for variable in metric.variables]
 
 

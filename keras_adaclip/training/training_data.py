@@ -363,7 +363,9 @@ def rows_of(x: Any, y: Any, sample_weight: Any) -> tuple[int, Batch]:
     """
     given = {"x": x, "y": y, "sample_weight": sample_weight}
     given = {name: part for name, part in given.items() if part is not None}
-    first = {name: mapped(functools.partial(_first_rows, name), part) for name, part in given.items()}
+    first = {
+        name: mapped(functools.partial(_first_rows, name), part) for name, part in given.items()
+    }
     return common_length(given), Batch(**first)
 
 

@@ -68,7 +68,7 @@ def test_what_cannot_be_made_private(model, message):
 
 def test_cloning_a_compiled_private_model_says_what_to_do():
     stack = [keras.Input((helpers.NUM_FEATURES,)), keras.layers.Dense(3)]
-    with pytest.raises(ValueError, match="clone before you compile"):
+    with pytest.raises(ValueError, match="Clone before you compile"):
         keras.models.clone_model(helpers.compiled(ka.PrivateSequential(stack)))
     ka.privatize(keras.models.clone_model(ka.PrivateSequential(stack)))
 
