@@ -66,35 +66,21 @@ def map_examples(function: Function, values: list[Tensor]) -> list[Tensor]:
             outputs = list(function(list(row)))
         return [*outputs, *_gradients(tape, outputs[0], by)]
 
-    @tf.custom_gradient
-    def mapped(*rows: Tensor) -> tuple[list[Tensor], Function]:
-        """Return the outputs for all rows, and their gradient function."""
-        try:
-            found = list(tf.vectorized_map(one_example, list(rows)))
-        except (AttributeError, TypeError, ValueError, tf.errors.OpError):
-            # Not every loop inside a loss can be vectorized; that of CTC cannot.
-            found = list(keras.ops.map(one_example, list(rows)))
-        num_outputs = len(found) - len(numbers)
-        gradients = dict(zip(numbers, found[num_outputs:], strict=True))
-
-        def backward(cotangent: Tensor, *_: Tensor, variables: Any = None) -> Any:
-            """Return the gradients of the rows, scaled by the cotangents of the losses."""
-
-            def scaled(gradient: Tensor) -> Tensor:
-                """Scale the gradient of each row by the cotangent of its loss."""
-                shape = [-1] + [1] * (len(gradient.shape) - 1)
-                return gradient * tf.reshape(tf.cast(cotangent, gradient.dtype), shape)
-
-            of_rows = [
-                scaled(gradients[number]) if number in gradients else None
-                for number in range(len(rows))
-            ]
-            # Variables that the loss reads, such as those of a teacher, are not trained.
-            return of_rows if variables is None else (of_rows, [None] * len(variables))
-
-        return found[:num_outputs], backward
-
-    return list(mapped(*values))
+    try:
+        found = list(tf.vectorized_map(one_example, values))
+    except (AttributeError, TypeError, ValueError, tf.errors.OpError):
+        # Not every loop inside a loss can be vectorized; that of CTC cannot.
+        found = list(keras.ops.map(one_example, values))
+    losses, *increments = map(tf.stop_gradient, found[: len(found) - len(numbers)])
+    for number, gradient in zip(numbers, found[len(found) - len(numbers) :], strict=True):
+        # Add zero, whose derivative by the row is the gradient. (TensorFlow would keep the graph
+        # around a `tf.custom_gradient` for as long as the process runs.)
+        value = tf.where(tf.math.is_finite(values[number]), values[number], 0.0)
+        zero = value - tf.stop_gradient(value)
+        zero = tf.math.multiply_no_nan(tf.stop_gradient(gradient), zero)
+        zero = tf.reduce_sum(zero, list(range(1, len(zero.shape))))
+        losses += tf.cast(zero, losses.dtype)
+    return [losses, *increments]
 
 
 def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -> list[Tensor]:

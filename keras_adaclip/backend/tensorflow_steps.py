@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import ops as tensorflow_ops
 
 from keras_adaclip.backend import contract, keras_private
 from keras_adaclip.backend.contract import Effects, Function, Tensor, Variables
@@ -54,8 +55,15 @@ def train_step(model: keras.Model, step: Function, data: Any) -> dict[str, Tenso
     as the count of the ledger.
     """
     tensors = [value for value in keras.tree.flatten(data) if tf.is_tensor(value)]
+    registered = getattr(tensorflow_ops.gradient_registry, "_registry", {})
+    known = set(registered)
     with tf.control_dependencies(tensors):
-        return logs_for_keras(step(model, data))
+        logs = logs_for_keras(step(model, data))
+    # Custom gradients, such as that of Keras's sum over replicas, would keep the graph for as long
+    # as the process runs.
+    for name in set(registered) - known:
+        del registered[name]
+    return logs
 
 
 def fit_arguments(

@@ -43,6 +43,8 @@ _TRIALS = (
 _MOST_DRAWN = 65_537
 # Factors and finiteness of three rows, of which the last one must add nothing.
 _FACTORS, _FINITE = np.array([[0.5], [2.0], [0.0]], "float32"), np.array([True, True, False])
+# A gradient of more numbers is compared by this many random sums over its first axes.
+_MOST_COMPARED, _NUM_SUMS = 1 << 20, 8
 _NOTHING = "gradients are zero or not finite"
 
 
@@ -108,7 +110,7 @@ def moved_value(
         generator: Draws the noise.
     """
     # Weights can be many, so each of these operations counts.
-    numbers = value.astype("float32").ravel()
+    numbers = value.astype("float32", copy=False).ravel()
     size = math.sqrt(float(np.dot(numbers, numbers)) / max(value.size, 1))
     size = size or 1.0 / math.sqrt(max(math.prod(value.shape[:-1]), 1))
     drawn = generator.standard_normal(min(value.size, _MOST_DRAWN), "float32")
@@ -205,7 +207,7 @@ class _Proof:
         return tuple(each for number, each in enumerate(variables) if number not in found)
 
     def _pair(self, parts: dict[str, Any], values: list[Any]) -> list[list[Any]]:
-        """Return the gradients of two rows; nothing if they are zero or not finite."""
+        """Return squared norm and gradient of two rows; nothing if they are zero or not finite."""
         pair = [self._plain([], (values, _rows(parts, slice(row, row + 1)))) for row in range(2)]
         if not all(np.isfinite(part).all() for each in pair for part in each):
             return []
@@ -215,19 +217,16 @@ class _Proof:
     def _agrees(self, planned: list[Any], one: list[Any], other: list[Any]) -> bool:
         """Return whether norms and sums are those of the gradients of two rows."""
         norms, *sums = planned
-        squares = [sum(float(np.vdot(part, part)) for part in each) for each in (one, other)]
+        squares = [float(each[0]) for each in (one, other)]
         tolerance = 5e-2 if self._is_half else 1e-3
         if not np.allclose(norms[:2], np.sqrt(squares), rtol=tolerance, atol=1e-7):
             return False
         # A variable with a smaller share of the whole gradient is compared with this share.
         least = (1.0 if self._is_half else 0.01) * math.sqrt(max(squares))
-        for total, *pair in zip(sums, one, other, strict=True):
-            # In place, since a table may fill much of the memory.
-            expected = _FACTORS[0, 0] * pair[0]
-            expected += _FACTORS[1, 0] * pair[1]
+        for total, *pair in zip(sums, one[1:], other[1:], strict=True):
+            expected = _FACTORS[0, 0] * pair[0] + _FACTORS[1, 0] * pair[1]
             size = max(float(np.linalg.norm(expected)), least)
-            expected -= total
-            if not float(np.linalg.norm(expected)) <= tolerance * size + 1e-7:
+            if not float(np.linalg.norm(expected - total)) <= tolerance * size + 1e-7:
                 return False
         return True
 
@@ -240,13 +239,16 @@ class _Proof:
             )
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
-            return [norms, *gradients.weighted_sums(factors, finite, whole).sums]
+            sums = gradients.weighted_sums(factors, finite, whole).sums
+            return [norms, *map(_for_comparison, sums)]
 
     def _plain_gradient(self, _: Any, given: Any) -> list[Tensor]:
-        """Return the gradient of a single row."""
+        """Return the squared norm of the gradient of a single row, and the gradient."""
         values, parts = given
         with self._at(values):
-            return single_gradient(self._model, Batch(**parts), not self._plan.draws)[0]
+            found = single_gradient(self._model, Batch(**parts), not self._plan.draws)[0]
+            square = sum(ops.sum(ops.square(each)) for each in found)
+            return [square, *map(_for_comparison, found)]
 
     def _at(self, values: list[Tensor]) -> keras.StatelessScope:
         """Return a scope with other values, which a compiler would fold if they were constants."""
@@ -290,7 +292,20 @@ def _varied(batch: Batch, trial: int) -> dict[str, Any]:
 
 def _nonzero(pair: list[list[Any]]) -> set[int]:
     """Return the numbers of the gradients that are not zero for both rows."""
-    return {number for number, parts in enumerate(zip(*pair, strict=True)) if np.any(parts)}
+    _, *gradients = zip(*pair, strict=True)
+    return {number for number, parts in enumerate(gradients) if np.any(parts)}
+
+
+def _for_comparison(gradient: Tensor) -> Tensor:
+    """Return a gradient; of a large one, which may fill the memory, random sums of its rows.
+
+    The sums have about the norm of the gradient (Johnson and Lindenstrauss 1984).
+    """
+    if math.prod(gradient.shape) <= _MOST_COMPARED:
+        return gradient
+    rows = ops.reshape(gradient, (-1, gradient.shape[-1]))
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (_NUM_SUMS, rows.shape[0]))
+    return ops.matmul(ops.convert_to_tensor(signs / math.sqrt(_NUM_SUMS), gradient.dtype), rows)
 
 
 def _rows(parts: dict[str, Any], rows: slice) -> dict[str, Any]:

@@ -144,7 +144,8 @@ def _digest(variable: keras.Variable) -> bytes:
     """Return the SHA-256 of a weight, `UNKNOWN` if this process does not hold all of it."""
     if keras_private.is_empty(variable) or not backend.is_whole_in_each_process(variable):
         return UNKNOWN
-    return hashlib.sha256(backend.array_of(variable).tobytes()).digest()
+    array = np.ascontiguousarray(backend.array_of(variable))
+    return hashlib.sha256(array.view(np.uint8).data).digest()
 
 
 def _remember(variable: keras.Variable, digest: bytes) -> None:

@@ -1,5 +1,6 @@
 """Loops over chunks, maps over rows and masks of rows on each backend."""
 
+import gc
 from contextlib import nullcontext
 
 import keras
@@ -9,6 +10,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from tests.gradients.support import compiled
+from tests.models import helpers
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
@@ -69,3 +71,20 @@ def test_rows_that_are_not_kept_are_zero_whatever_they_hold(mode, shape):
         function = tf.function(backend.masked, jit_compile=True)
     found = function(ops.convert_to_tensor(kept), ops.convert_to_tensor(values))
     np.testing.assert_array_equal(ops.convert_to_numpy(found), expected)
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="graphs are TensorFlow's")
+def test_the_graph_of_a_model_goes_with_it():
+    import tensorflow as tf
+
+    def num_graphs():
+        gc.collect()
+        return sum(isinstance(each, tf.Graph) for each in gc.get_objects())
+
+    found = []
+    for _ in range(3):
+        model = helpers.compiled(jit_compile=False)
+        helpers.quiet_fit(model, helpers.features(), helpers.labels(), batch_size=6)
+        del model
+        found.append(num_graphs())
+    assert found[2] == found[0]
