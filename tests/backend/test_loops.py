@@ -75,16 +75,11 @@ def test_rows_that_are_not_kept_are_zero_whatever_they_hold(mode, shape):
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="graphs are TensorFlow's")
 def test_the_graph_of_a_model_goes_with_it():
-    import tensorflow as tf
+    from tensorflow.python.framework.func_graph import FuncGraph
 
-    def num_graphs():
-        gc.collect()
-        return sum(isinstance(each, tf.Graph) for each in gc.get_objects())
-
-    found = []
-    for _ in range(3):
-        model = helpers.compiled(jit_compile=False)
-        helpers.quiet_fit(model, helpers.features(), helpers.labels(), batch_size=6)
-        del model
-        found.append(num_graphs())
-    assert found[2] == found[0]
+    model = helpers.compiled(jit_compile=False)
+    helpers.quiet_fit(model, helpers.features(), helpers.labels(), batch_size=6)
+    del model
+    gc.collect()
+    graphs = [each.name for each in gc.get_objects() if isinstance(each, FuncGraph)]
+    assert not any(name.startswith(("one_step", "cond")) for name in graphs)

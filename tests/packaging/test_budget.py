@@ -20,26 +20,26 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
-    "accounting": (1_992, 14),
-    "gradients": (1_762, 17),
-    "federated": (1_727, 15),
-    "training": (1_646, 11),
-    "backend": (1_412, 10),
-    "examination": (1_160, 8),
+    "accounting": (2_006, 14),
+    "gradients": (1_818, 17),
+    "federated": (1_745, 15),
+    "training": (1_733, 11),
+    "backend": (1_452, 10),
+    "examination": (1_314, 9),
     "tuners": (1_059, 7),
-    "optimizers": (1_046, 7),
-    "sampling": (698, 7),
+    "optimizers": (1_048, 7),
+    "sampling": (751, 7),
     "clipping": (643, 12),
-    "models": (620, 6),
+    "models": (639, 6),
     ".": (431, 7),
     "audit": (356, 4),
     "integrations": (352, 6),
-    "callbacks": (230, 4),
+    "callbacks": (233, 4),
     "schedules": (170, 2),
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 23_920
+LINES_OF_TESTS = 24_844
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
 EXECUTED = {"before the first step": (51, 633), "in a step": (36, 217)}
 # How much smaller than its row a figure may be.
