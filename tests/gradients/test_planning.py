@@ -6,6 +6,8 @@ import pytest
 from keras import layers, ops
 
 import keras_adaclip as ka
+from keras_adaclip.gradients import proof
+from keras_adaclip.gradients.contributions import BatchGradients
 from tests.gradients.architectures import functional, stack
 from tests.gradients.support import LOOPED, built, plan_for, runner
 from tests.models import helpers
@@ -54,6 +56,7 @@ class OnParameters(keras.Model):
         return ops.matmul(self.dense(inputs), self.mixing(ops.eye(3)))
 
 
+@pytest.mark.parametrize("most", [1, 1 << 20])
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -63,12 +66,28 @@ class OnParameters(keras.Model):
         (lambda: stack(NoisyWeights(), shape=(3,)), "has weights and draws random numbers"),
     ],
 )
-def test_models_that_do_not_go_layer_by_layer_are_differentiated_as_a_whole(make, reason):
+def test_models_that_do_not_go_layer_by_layer_are_differentiated_as_a_whole(
+    make, reason, most, monkeypatch
+):
+    monkeypatch.setattr(proof, "_MOST_COMPARED", most)
     model = make()
     x, y = data(model)
     plan = plan_for(built(model, x, y), x, y)
     assert not plan.is_layerwise
     assert reason in plan.looped_reason
+
+
+@pytest.mark.parametrize("most", [1, 1 << 20])
+def test_sums_of_the_wrong_sign_are_no_proof(most, monkeypatch):
+    """Norms alone would not show it."""
+    sums = BatchGradients.weighted_sums
+    monkeypatch.setattr(
+        BatchGradients, "weighted_sums", lambda self, factors, *rest: sums(self, -factors, *rest)
+    )
+    monkeypatch.setattr(proof, "_MOST_COMPARED", most)
+    model = stack(layers.Dense(4, activation="relu"), layers.Dense(2), shape=(3,))
+    x, y = data(model)
+    assert "differ from plain" in plan_for(built(model, x, y), x, y).looped_reason
 
 
 class Root(layers.Layer):
@@ -81,6 +100,7 @@ class Root(layers.Layer):
         return inputs * ops.sum(ops.sqrt(self.scale + 1e-8))
 
 
+@pytest.mark.parametrize("most", [1, 1 << 20])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(
     "make",
@@ -90,7 +110,8 @@ class Root(layers.Layer):
     ],
     ids=["numbers that are not finite", "weights that must not be moved"],
 )
-def test_odd_rows_and_weights_do_not_spoil_the_plan(make, rows):
+def test_odd_rows_and_weights_do_not_spoil_the_plan(make, rows, most, monkeypatch):
+    monkeypatch.setattr(proof, "_MOST_COMPARED", most)
     model = make()
     x, y = data(model, rows)
     x[0, 0], y[-1, 1] = np.nan, np.inf
