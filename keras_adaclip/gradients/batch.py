@@ -47,7 +47,7 @@ class Batch:
             is_drawn: Whether this package's sampling made it. A user's dict are inputs, which may
                 have the same names.
         """
-        if is_drawn:
+        if is_drawn and isinstance(data, dict):
             mask = ops.cast(data["mask"], "bool")
             return cls(data["x"], data.get("y"), data.get("sample_weight"), mask)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -186,7 +186,7 @@ def finite_rows(rows: Batch, size: int | None = None) -> Batch:
 
 def _present(value: Any) -> Any:
     """Return an array, or None for one without columns, which stands for an absent one."""
-    return None if tuple(value.shape[1:]) == (0,) else value
+    return None if value.shape[1:] == (0,) else value
 
 
 def mapped(function: Callable[[Any], Tensor], part: Any) -> Any:

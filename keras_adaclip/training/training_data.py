@@ -68,7 +68,7 @@ class TrainingData(RunSettings):
             handled: By target, whether the loss has a use of its own for such numbers.
         """
         known = self.known
-        if known is None or known.num_rows != self.num_examples:
+        if known is None or common_length({"x": known.x}) != self.num_examples:
             return 0
         pairs = itertools.zip_longest(keras.tree.flatten(known.y), handled)
         targets = [target for target, is_handled in pairs if not is_handled]
