@@ -1,7 +1,7 @@
 """Examines a model before it trains: does its step keep examples or clients apart?"""
 
 from keras_adaclip.examination.comparisons import NUM_ROWS, Examination, Findings, examine
-from keras_adaclip.examination.issues import Finding, PrivacyIssue, refuse
+from keras_adaclip.examination.issues import ASSIGNED_OUTSIDE, Finding, PrivacyIssue, refuse
 from keras_adaclip.examination.losses import (
     LossFinding,
     examine_loss,

@@ -22,7 +22,6 @@ from keras_adaclip.federated.round import contribution_step, federated_step
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import fast_calls_of
 from keras_adaclip.sampling import as_arrays
-from keras_adaclip.training.training_data import ClassWeights
 
 
 class FederatedTraining(training.TrainingBase):
@@ -186,7 +185,9 @@ class FederatedTraining(training.TrainingBase):
         training.refuse_other_settings(self, clients=settings.get_config(), rounds=rounds)
         x, y = checked_clients(clients).first_examples() if class_weight else (None, None)
         del rounds["class_weight"]
-        rounds["class_weights"] = ClassWeights.of_fit(self, class_weight, *as_arrays((x, y)))
+        rounds["class_weights"] = training.ClassWeights.of_fit(
+            self, class_weight, *as_arrays((x, y))
+        )
         cohorts = CohortBatches(clients, settings, **rounds)
         data = cohorts.data
         if isinstance(validation_data, ClientData):

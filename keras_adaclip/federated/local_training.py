@@ -19,7 +19,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_private
-from keras_adaclip.examination.issues import ASSIGNED_OUTSIDE, PrivacyIssue, refuse
+from keras_adaclip.examination import ASSIGNED_OUTSIDE, PrivacyIssue, refuse
 from keras_adaclip.gradients import Batch, DrawingScope, call_model, tracker_variables
 
 Tensor = Any

@@ -17,4 +17,4 @@ from keras_adaclip.training.step_parts import (
     sum_over_chunks,
     update_metrics,
 )
-from keras_adaclip.training.training_data import TrainingData, for_keras
+from keras_adaclip.training.training_data import ClassWeights, TrainingData, for_keras

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "keras_adaclip"
 FOLDERS = {
     "accounting": (2_006, 14),
     "gradients": (1_818, 17),
-    "federated": (1_745, 15),
+    "federated": (1_746, 15),
     "training": (1_733, 11),
     "backend": (1_452, 10),
     "examination": (1_314, 9),
@@ -41,7 +41,7 @@ FOLDERS = {
 # Lines of `tests/`, whole.
 LINES_OF_TESTS = 24_877
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (51, 633), "in a step": (36, 217)}
+EXECUTED = {"before the first step": (51, 651), "in a step": (36, 217)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

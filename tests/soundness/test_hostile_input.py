@@ -159,7 +159,7 @@ def try_one(options, clipping, noise_schedule, data, arguments, target):
 def assert_ledger_is_right(model, num_steps, noise_multiplier, arguments, target):
     assert model.privacy_ledger.steps == num_steps
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
-    batch_size = arguments["batch_size"] or 32
+    batch_size = arguments["batch_size"] or min(32, NUM_EXAMPLES)
     is_constant = isinstance(noise_multiplier, (int, float))
     rows = [row for row in model.privacy_ledger if row.steps > 0]
     for row in rows:
