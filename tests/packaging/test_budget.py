@@ -39,9 +39,9 @@ FOLDERS = {
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 24_877
+LINES_OF_TESTS = 24_882
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (51, 651), "in a step": (36, 217)}
+EXECUTED = {"before the first step": (51, 651), "in a step": (36, 226)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
