@@ -62,7 +62,8 @@ def train_step(model: keras.Model, step: Function, data: Any) -> dict[str, Tenso
     # Custom gradients, such as that of Keras's sum over replicas, would keep the graph for as long
     # as the process runs.
     for name in set(registered) - known:
-        del registered[name]
+        if name.startswith("CustomGradient-"):  # Not what a user registers by name.
+            registered.pop(name, None)  # Another thread may have removed it.
     return logs
 
 

@@ -24,7 +24,7 @@ FOLDERS = {
     "gradients": (1_818, 17),
     "federated": (1_746, 15),
     "training": (1_733, 11),
-    "backend": (1_452, 10),
+    "backend": (1_453, 10),
     "examination": (1_314, 9),
     "tuners": (1_059, 7),
     "optimizers": (1_048, 7),
