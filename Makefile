@@ -163,7 +163,7 @@ test-golden: test-contract-tensorflow test-contract-jax test-contract-torch
 	@echo "==> Agreement of the three backends"
 	@$(GOLDEN_TESTS)
 
-# TensorFlow keeps some 10 MB of each model that it has trained, so folders of many models run in
+# TensorFlow keeps some 20 MB of each model that it has compiled with XLA, so folders of many models run in
 # processes of their own. Tests of several devices start processes themselves.
 OWN_TURNS := tests/gradients tests/tuners tests/models tests/federated
 test-all-tensorflow test-all-jax test-all-torch: test-all-%: $(VENV)/.installed-test

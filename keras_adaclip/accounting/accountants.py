@@ -262,10 +262,10 @@ def _composed_pld(events: CountedEvents, interval: float) -> Pld:
 
 
 def _extended_pld(events: CountedEvents, interval: float) -> Pld:
-    """Return the distribution of all events, on from one epoch before where that is kept.
+    """Return the distribution of all events, extended from that of an earlier epoch if it is kept.
 
-    Each extension cuts off tails, and what they hold counts as infinite loss. Exact figures do
-    without extensions, so that they do not depend on what was computed before.
+    Each extension cuts off tails, and their probability counts as infinite loss. Exact figures are
+    never extended, so that they do not depend on what was computed before.
     """
     *before, (event, count) = events
     for (kept, grid), composed in reversed(_kept_plds.items()):

@@ -10,8 +10,9 @@ import numpy as np
 
 # Larger arrays are not looked through for NaN before training.
 _MOST_NUMBERS = 1 << 28
-# Entries of lists that are data, rather than the inputs of a model with several.
+# Entries of frames that are numbers, and the names of the types of missing ones.
 _NUMERIC, _MISSING = (bool, int, float, np.number, np.bool_), {"NAType", "NoneType"}
+# Entries of lists that are data, rather than the inputs of a model with several.
 _NUMBERS = (bool, int, float, str, bytes, np.generic)
 
 
