@@ -65,6 +65,7 @@ def _fresh_keras():
         keras.utils.set_random_seed(20240229)
     yield
     if keras is not None:
+        keras.config.set_floatx("float32")
         keras.config.set_dtype_policy("float32")
 
 

@@ -34,6 +34,7 @@ import keras
 import numpy as np
 
 from keras_adaclip import backend
+from keras_adaclip.backend import keras_private
 from keras_adaclip.examination import issues, rows
 from keras_adaclip.examination.issues import Finding, OwnLoss, PrivacyIssue
 from keras_adaclip.examination.python_state import PythonState
@@ -53,6 +54,9 @@ _MOST_COLUMNS = 100
 # How far numbers may differ, as a share of the largest one: those of the same pass where these do
 # not repeat to the last bit, those of rows in other places, and of batches of two sizes.
 _REPEATED, _PLACES, _COUNTS = 1e-4, 1e-4, 1e-3
+# The same for places and sizes where layers compute with 16 bits: eight units in the last place.
+# TensorFlow's activations round by place there.
+_ROUNDING = {"float16": 2.0**-7, "bfloat16": 2.0**-4}
 
 # A source of rows, and whether sequences are padded.
 Source = tuple[int, bool]
@@ -144,6 +148,9 @@ class Examination:
         # What differs between two passes that are the same, and whether any outputs depended on
         # the rows.
         self._tolerance, self._depends = 0.0, False
+        dtypes = {each.compute_dtype for each in keras_private.flatten_layers(model)}
+        rounding = max(_ROUNDING.get(each, 0.0) for each in dtypes)
+        self._places, self._counts = max(_PLACES, rounding), max(_COUNTS, rounding)
 
     def program(self) -> str | None:
         """Return what the passes compile to, equal for numbers of rows that make no difference."""
@@ -253,7 +260,7 @@ class Examination:
             if found := self._left_behind(repeated, held):
                 return found
         mixing = self._changed(first, changed, half) if changed else _leaking(first, half)
-        is_moved = bool(self._changed(first, moved, also, _PLACES))
+        is_moved = bool(self._changed(first, moved, also, self._places))
         if (is_moved and not mixing) or (mixing and changed):
             # By what other rows hold, or by its place? And does an earlier layer show it?
             mixing += self._changed(first, run(also), also)
@@ -329,7 +336,7 @@ class Examination:
 
     def _placed(self, first: Pass, moved: Pass) -> Any:
         """Return the first layer or loss that depends on the places of rows, or None."""
-        differing = self._changed(first, moved, np.zeros(self._trial.size, bool), _PLACES)
+        differing = self._changed(first, moved, np.zeros(self._trial.size, bool), self._places)
         # An output in between may be a table with as many rows.
         compared = {*self._last(first), *range(first.num_outputs, len(first.digests))}
         return first.parts[differing[0]] if compared.intersection(differing) else None
@@ -343,7 +350,7 @@ class Examination:
         differing = (
             part
             for part, one, two in pairs
-            if len(one) == number and not _are_close(one, two[:number], _COUNTS)
+            if len(one) == number and not _are_close(one, two[:number], self._counts)
         )
         return next(differing, None)
 

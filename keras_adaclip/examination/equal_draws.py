@@ -64,7 +64,7 @@ class EqualDraws:
                 return function(**given)
             is_known = isinstance(shape[axis], int)
             is_constant = isinstance(given.get("seed"), int)
-            order = ops.arange(self._most) if is_constant else self._order
+            order = ops.arange(self._most, dtype="int32") if is_constant else self._order
             # A row may have several entries in succession.
             number = shape[axis] // self._num_rows
             inverse = ops.argsort(order)

@@ -191,7 +191,7 @@ def _judged(
     if not is_weighted:
         weights = None
     elif weights is None:
-        weights = ops.ones((_NUM_ROWS,))
+        weights = ops.ones((_NUM_ROWS,), "float32")
 
     def others(number: int) -> Any:
         """Return weights of which one part is another."""

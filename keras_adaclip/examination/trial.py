@@ -227,7 +227,7 @@ class Trial:
         """Find the axis of the rows in each draw, by a pass over another number of them."""
         places = np.arange(self.size + 3) % self.size
         more = [ops.convert_to_tensor(each[places]) for each in rows[: self._num_arrays]]
-        shares, given = ops.ones(len(places)), (values, None, False)
+        shares, given = ops.ones(len(places), "float32"), (values, None, False)
         backend.trace(lambda: self._pass(_Seen(), False, [*more, shares], given) and None)
         self.use_variables(self.variables, self._taps_trained_only)
 
@@ -300,7 +300,7 @@ class Trial:
                     if self._has_rows(mark, shares):
                         seen.layers.append(seen.layers[-1])
                         digests.append(_digest(mark))
-                total = ops.zeros(())
+                total = ops.zeros((), "float32")
                 for value in keras.tree.flatten(y_pred) if differentiates else ():
                     if self._has_rows(value, shares) and is_differentiable(value):
                         total = total + shared(_digest(value))
@@ -344,5 +344,5 @@ def _digest(value: Tensor) -> Tensor:
     shape = tuple(value.shape[1:])
     size = -1 if None in shape else math.prod(shape)
     value = ops.reshape(ops.cast(value, "float32"), (ops.shape(value)[0], size))
-    weights = ops.sin(1.0 + ops.cast(ops.arange(ops.shape(value)[1]), "float32"))
+    weights = ops.sin(1.0 + ops.cast(ops.arange(ops.shape(value)[1], dtype="int32"), "float32"))
     return ops.sum(value * weights, axis=1)

@@ -126,7 +126,7 @@ def _scores_with(model: Any, x: Any, y: Any) -> dict[str, float]:
         copies = np.repeat(value[:1], size - count, axis=0)
         return ops.convert_to_tensor(np.concatenate([value, copies]))
 
-    present = ops.arange(size) < count
+    present = ops.arange(size, dtype="int32") < count
     x, y = mapped(padded, x), mapped(padded, y)
     predictions = keras.tree.map_structure(
         lambda value: with_rows_masked(value, present), call_model(model, x, training=False)

@@ -176,7 +176,9 @@ def _loss_with_padding(model: keras.Model, rows: Batch, y_pred: Any, missing: in
         """Append the copies, and mask them."""
         mask = keras_private.mask_of(value)
         value = keras_private.attach_mask(padded(value), None if mask is None else padded(mask))
-        return with_rows_masked(value, ops.arange(value.shape[0]) < value.shape[0] - missing)
+        return with_rows_masked(
+            value, ops.arange(value.shape[0], dtype="int32") < value.shape[0] - missing
+        )
 
     x, y = mapped(padded, rows.x), mapped(padded, rows.y)
     y_pred = keras.tree.map_structure(padded_prediction, y_pred)

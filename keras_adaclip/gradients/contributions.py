@@ -90,7 +90,7 @@ class BatchGradients:
         """
         parts: list[PerExampleGradient | None] = []
         for part, (centre, scale) in zip(self.parts, coordinates, strict=True):
-            unused = Materialized(ops.zeros((self.num_rows, *centre.shape)))
+            unused = Materialized(ops.zeros((self.num_rows, *centre.shape), "float32"))
             values = (part or unused).materialize()
             parts.append(Materialized((values - centre) / scale))
         return replace(self, parts=parts)

@@ -179,7 +179,7 @@ class NoiseState:
         noised = noise.add_noise(
             sums, stddevs, self.key.value, self._num_draws.value, _SUMS_STREAM, remainders
         )
-        means, divisor = [], ops.convert_to_tensor(self.expected_units)
+        means, divisor = [], ops.convert_to_tensor(self.expected_units, "float32")
         for total in noised:
             total /= divisor  # In place on PyTorch.
             means.append(total)

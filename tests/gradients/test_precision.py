@@ -1,12 +1,14 @@
 """Norms and sums are float32 whatever the model computes in."""
 
 import re
+from contextlib import nullcontext
 
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
+import keras_adaclip as ka
 from keras_adaclip.clipping import ParameterGroups
 from keras_adaclip.gradients import BatchGradients, OuterProduct
 from tests.gradients.support import LOOPED, built, plan_for, runner
@@ -34,6 +36,23 @@ def test_sums_in_half_precision_have_the_norms_that_clipped_them(policy, is_loop
         alone = run(x, y, None, np.arange(3) == row)
         total = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in alone.gradients))
         np.testing.assert_allclose(total, min(1.0, found.norms[row]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_a_place_in_the_batch_may_round_otherwise_and_nothing_else(policy):
+    """TensorFlow's sigmoid in 16 bits differs in the last places, by row."""
+    keras.config.set_dtype_policy(policy)
+    x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
+    for is_constant in (False, True):
+        drop = layers.Dropout(0.5)
+        if is_constant:
+            drop.call = lambda inputs, training: keras.random.dropout(inputs, 0.5, seed=1)
+        made = [layers.Dense(64, activation="relu"), layers.LayerNormalization(), drop]
+        made += [layers.Dense(1, activation="sigmoid")]
+        model = ka.PrivateSequential([keras.Input((6,)), *made])
+        model.compile(ka.optimizers.DPOptimizer("sgd", clipping=1.0, noise_multiplier=1.0), "mse")
+        with pytest.raises(ValueError, match="place of the row") if is_constant else nullcontext():
+            helpers.quiet_fit(model, x, x[:, :1], batch_size=8, sampling="poisson")
 
 
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="it has one switch for all")

@@ -183,9 +183,12 @@ def test_the_noise_is_float32_under_mixed_precision():
     assert len(np.unique(recorder.updates)) > 0.95 * setups.NUM_DRAWS
 
 
-def test_norms_and_sums_are_float32_under_mixed_precision(monkeypatch):
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")  # JAX truncates it.
+@pytest.mark.parametrize("floatx", ["float16", "float32", "float64"])
+def test_norms_and_sums_are_float32_in_every_precision(monkeypatch, floatx):
     """The square of 300 is not finite in float16, nor is a sum of 300 clipped examples exact."""
-    keras.config.set_dtype_policy("mixed_float16")
+    keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy("float64" if floatx == "float64" else "mixed_float16")
     setups.fix_draws(monkeypatch, [range(301)])
     model = setups.line_model(setups.dp_sgd(1.0, 0.0))
     (update,) = setups.recorded_fit(model, *setups.line_data([300.0] * 400), 1).updates
