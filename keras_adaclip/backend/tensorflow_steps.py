@@ -150,6 +150,11 @@ def seed_of_step(key: Tensor, step: Tensor, stream: int) -> Tensor:
 _fused_normal = tf.function(standard_normal, jit_compile=True, autograph=False)
 
 
+def array_of(variable: keras.Variable) -> np.ndarray:
+    """Override: shares the memory of the value, which Keras would copy twice."""
+    return np.asarray(tf.convert_to_tensor(variable))
+
+
 def evaluate_each(function: Function, variables: Variables, arguments: Sequence[Any]) -> list[Any]:
     """Override: silences a warning without a remedy, that `vectorized_map` traces in each call."""
     logger = tf.get_logger()

@@ -40,13 +40,14 @@ class PythonState:
     def note(self) -> None:
         """Note the numbers that are held now."""
         held: dict[tuple[str, ...], np.ndarray] = {}
+        values = {id(each.value) for each in self._model.variables}  # PyTorch's modules hold them.
         for number, layer in enumerate(keras_private.flatten_layers(self._model)):
             # Keras empties what `add_loss` fills, and it is reported anyway. A class may hold a
             # default under the name of an attribute.
             own = {n: v for n, v in vars(layer).items() if n not in keras_private.ADDED_LOSSES}
             classes = [kind for kind in type(layer).__mro__ if not _is_of(kind, _LIBRARIES)]
             parts = {"": own, **{kind.__qualname__: dict(vars(kind)) for kind in classes}}
-            for path, value in _numbers_in(parts, (str(number),), {id(layer)}):
+            for path, value in _numbers_in(parts, (str(number),), {id(layer), *values}):
                 if value is None or self._is_changed(path, value):
                     self._names[layer.name] = None
                 if value is not None:
@@ -77,11 +78,13 @@ def _numbers_in(
 
     None stands for a tensor that is being traced.
     """
+    if id(value) in seen:
+        return
     is_traced = not isinstance(value, _NUMBERS) and backend.is_traced(value)
     array = None if is_traced or isinstance(value, _NOT_STATE) else _as_array(value)
     if array is not None or is_traced:
         yield path, array
-    elif not isinstance(value, _NOT_STATE) and id(value) not in seen and len(path) <= _DEPTH:
+    elif not isinstance(value, _NOT_STATE) and len(path) <= _DEPTH:
         seen.add(id(value))
         for key, child in list(_children(value)):
             yield from _numbers_in(child, (*path, repr(key)), seen)
