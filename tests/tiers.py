@@ -43,7 +43,8 @@ _REFUSALS = (
     "test_a_model_that_would_not_be_private_is_refused",
     "test_a_layer_that_changes_between_fits_is_refused_where_the_step_is_compiled_again",
 )
-_GRADIENTS = ("architectures", "cancellation", "not_finite", "precision", "recurrent")
+_GRADIENTS = ("architectures", "cancellation", "cross_entropies", "not_finite", "precision")
+_GRADIENTS += ("recurrent",)
 # Where the backends differ. All other tests run on PyTorch.
 _CONTRACT = (
     "tests/backend",

@@ -5,12 +5,14 @@
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
 import keras
+from keras.src import backend as keras_backend
 from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
 from keras.src.backend import random as random_functions
 from keras.src.backend.common import global_state
@@ -310,28 +312,105 @@ def mask_of(value: Tensor) -> Tensor | None:
 
 def attach_mask(value: Tensor, mask: Tensor | None) -> Tensor:
     """Attach a mask to a tensor as Keras's layers do, and return the tensor."""
-    return attach_marks(value, (mask, None))
+    if mask is not None:
+        set_keras_mask(value, mask)
+    return value
+
+
+# The tensors that sigmoid and softmax returned, by their `id`, each with its logits for either. A
+# tensor of JAX takes no attributes.
+_LOGITS: dict[int, tuple[weakref.ref[Any], list[Tensor | None]]] = {}
 
 
 def marks_of(value: Tensor) -> list[Tensor | None]:
-    """Return what Keras attached to a tensor: its mask and its logits, None for neither.
-
-    Logits are those from which softmax or sigmoid computed it. Keras's cross-entropies look for
-    them on TensorFlow alone. They are exact on logits, while they clip probabilities at 1e-7,
-    beyond which the gradient is zero.
-    """
-    has_logits = keras.backend.backend() == "tensorflow"
-    return [get_keras_mask(value), getattr(value, "_keras_logits", None) if has_logits else None]
+    """Return the mask of a tensor and the logits of which it is the sigmoid or softmax, or None."""
+    known, logits = _LOGITS.get(id(value), (lambda: None, [None, None]))
+    return [get_keras_mask(value), *(logits if known() is value else (None, None))]
 
 
 def attach_marks(value: Tensor, marks: Iterable[Tensor | None]) -> Tensor:
-    """Attach mask and logits to a tensor as Keras does, and return the tensor."""
-    mask, logits = marks
-    if mask is not None:
-        set_keras_mask(value, mask)
-    if logits is not None:
-        value._keras_logits = logits
-    return value
+    """Attach mask and logits to a tensor, and return the tensor."""
+    mask, *logits = marks
+    given = [each for each in logits if each is not None]
+    if given:
+        key = id(value)
+        _LOGITS[key] = weakref.ref(value, lambda _: _LOGITS.pop(key, None)), logits
+        if keras.backend.backend() == "tensorflow":
+            value._keras_logits = given[0]  # Keras's cross-entropies look for it there.
+    return attach_mask(value, mask)
+
+
+def _noting_logits(function: Callable[..., Tensor], place: int) -> Callable[..., Tensor]:
+    """Return sigmoid or softmax as a function that attaches the logits to its result."""
+
+    @functools.wraps(function)
+    def activation(x: Tensor, axis: int = -1, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute probabilities."""
+        own = {} if place == 0 else {"axis": axis}
+        value = function(x, *args, **own, **kwargs)
+        if keras.ops.is_tensor(x) and axis in (-1, len(x.shape) - 1):
+            logits = [x if number == place else None for number in range(2)]
+            attach_marks(value, [get_keras_mask(value), *logits])
+        return value
+
+    return activation
+
+
+for _place, _name in enumerate(("sigmoid", "softmax")):
+    setattr(keras_backend.nn, _name, _noting_logits(getattr(keras_backend.nn, _name), _place))
+# Cross-entropies of the results of sigmoid and of softmax, in this order.
+_CROSS_ENTROPIES = (
+    ("binary_crossentropy", "binary_focal_crossentropy"),
+    ("categorical_crossentropy", "sparse_categorical_crossentropy"),
+)
+
+
+def cross_entropies_of_logits(model: keras.Model) -> AbstractContextManager[None]:
+    """Return a context in which compiled cross-entropies of probabilities take their logits.
+
+    The value is the same, except where Keras clips probabilities at 1e-7, beyond which the gradient
+    is zero.
+
+    Args:
+        model: A compiled model.
+    """
+    compiled = model._compile_loss
+    if compiled is None:
+        return nullcontext()
+    call = functools.partial(_called_on_logits, compiled, compiled.call)
+    return replaced_attributes([(compiled, "call", call)])
+
+
+def _called_on_logits(
+    compiled: Any, call: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    """Return the compiled loss, with cross-entropies of logits where these are known."""
+    given, changed, uses = keras.tree.flatten(y_pred), list[Any](), dict[int, list[Any]]()
+    structure = keras.tree.flatten_with_path(compiled._y_pred_build_structure)
+    numbers = {path: number for number, (path, _) in enumerate(structure)}
+    for entry in compiled._flat_losses if compiled.built else ():
+        uses.setdefault(id(entry.loss), [entry.loss]).append(numbers.get(entry.path))
+    for loss, *own in uses.values():
+        logits = [None if number is None else logits_for(loss, given[number]) for number in own]
+        if all(each is not None for each in logits):  # Outputs may share a loss.
+            changed.append((loss, "_fn_kwargs", {**loss._fn_kwargs, "from_logits": True}))
+            for number, each in zip(own, logits, strict=True):
+                given[number] = attach_mask(each, mask_of(given[number]))
+    with replaced_attributes(changed):
+        return call(y_true, keras.tree.pack_sequence_as(y_pred, given), sample_weight)
+
+
+def logits_for(loss: Any, value: Tensor) -> Tensor | None:
+    """Return the logits of predictions of which a loss of Keras is the cross-entropy, or None."""
+    name, given = (
+        getattr(getattr(loss, "fn", None), "__name__", ""),
+        getattr(loss, "_fn_kwargs", {}),
+    )
+    is_own = not type(loss).__module__.startswith("keras.")
+    if is_own or given.get("from_logits") or given.get("axis", -1) != -1:
+        return None
+    places = (place for place, names in enumerate(_CROSS_ENTROPIES, 1) if name in names)
+    return next((marks_of(value)[place] for place in places), None)
 
 
 def marked_like(value: Tensor, other: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -152,7 +152,8 @@ _fused_normal = tf.function(standard_normal, jit_compile=True, autograph=False)
 
 def array_of(variable: keras.Variable) -> np.ndarray:
     """Override: shares the memory of the value, which Keras would copy twice."""
-    return np.asarray(tf.convert_to_tensor(variable))
+    value = tf.convert_to_tensor(variable)
+    return np.asarray(value if value.shape.rank else value.numpy())
 
 
 def evaluate_each(function: Function, variables: Variables, arguments: Sequence[Any]) -> list[Any]:

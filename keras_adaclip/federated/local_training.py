@@ -242,7 +242,8 @@ class LocalTraining:
         unscaled = keras_private.without_scaling_for_replicas()
         seed = client.get("seeds")
         scope = keras.StatelessScope(values) if seed is None else DrawingScope(values, seed)
-        with scope as inside, quicker, unscaled:
+        of_logits = keras_private.cross_entropies_of_logits(model)
+        with scope as inside, quicker, of_logits, unscaled:
             before = [(each, each.value) for each in model.metrics_variables]
             y_pred = keras.tree.map_structure(
                 lambda value: with_rows_masked(value, client["present"]),

@@ -175,7 +175,9 @@ def compute_loss(
     )
     # A copy, since on PyTorch Keras multiplies a mask into the weights in place.
     sample_weight = mapped(ops.copy, sample_weight)
-    with keras_private.without_regularizers(model), keras_private.without_scaling_for_replicas():
+    of_logits = keras_private.cross_entropies_of_logits(model)
+    unscaled = keras_private.without_scaling_for_replicas()
+    with keras_private.without_regularizers(model), of_logits, unscaled:
         loss = ops.sum(
             model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
         )
