@@ -950,7 +950,7 @@ soundness/test_rules_made_up_rows.py::test_a_layer_that_heeds_the_place_of_a_row
 + return None
 # draws from a constant seed move along with the rows | examination/equal_draws.py
 soundness/test_rules_made_up_rows.py::test_a_layer_that_heeds_the_place_of_a_row_is_refused
-- order = ops.arange(self._most) if is_constant else self._order
+- order = ops.arange(self._most, dtype="int32") if is_constant else self._order
 + order = self._order
 # derivatives may heed the place of a row | examination/comparisons.py
 soundness/test_rules_made_up_rows.py::test_a_layer_that_heeds_the_place_of_a_row_is_refused
