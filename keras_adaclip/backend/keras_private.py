@@ -450,6 +450,11 @@ class LossOfCounted(keras.metrics.Mean):
         number = keras.ops.sum(keras.ops.cast(left_out, self.left_out.dtype))
         self.left_out.assign_add(number)
 
+    def result(self) -> Tensor:
+        """Return the mean, NaN if units were left out and none is counted."""
+        is_lost = keras.ops.logical_and(self.count == 0, self.left_out > 0)
+        return keras.ops.where(is_lost, float("nan"), super().result())
+
 
 def loss_tracker(model: keras.Model) -> LossOfCounted:
     """Return the metric that reports `loss`."""

@@ -97,6 +97,10 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
         """Delegate to the inner optimizer (moving averages of weights)."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Delegate to the inner optimizer, which decays the weights."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the loss unchanged: scaling it would scale the contributions."""
         return loss

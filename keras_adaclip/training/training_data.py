@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -249,6 +249,7 @@ class DrawsOfFit:
         steps = None if self.once_per_pass else steps
         num_examples = int(num_examples)
         _refuse_repetition(data, num_batches, batch_size, num_examples, self.once_per_pass)
+        most_rows = num_examples if self.once_per_pass else math.inf
         # Keras shuffles no other kind of data set, and warns if asked to.
         shuffle = self.shuffle and isinstance(data, keras.utils.PyDataset)
         options = {"shuffle": shuffle, "steps_per_epoch": steps, "class_weight": self.class_weight}
@@ -259,7 +260,7 @@ class DrawsOfFit:
             steps_per_epoch=steps or num_batches,
             rows=rows,
             known=Batch(x, y),
-            fit_arguments={"x": _with_copied_batches(data), **options},
+            fit_arguments={"x": _with_copied_batches(data, most_rows), **options},
         )
 
     def _from_poisson(
@@ -299,13 +300,14 @@ def _refuse_repetition(
     """
     batches = getattr(data, "batch_sampler", None)
     sampler = getattr(batches, "sampler", getattr(data, "sampler", None))
-    drawn = itertools.islice(batches or (), num_batches or num_examples // batch_size + 2)
+    drawn = () if batches is None else batches  # Those of a stream have no length.
+    drawn = itertools.islice(drawn, num_batches or num_examples // batch_size + 2)
     # Examples that are read in order have no numbers.
     parts = [[number for number in batch if number is not None] for batch in drawn]
     repeats = getattr(sampler, "replacement", False) and (once_per_pass or batch_size > 1)
     if once_per_pass:
         parts = [list(itertools.chain(*parts))]
-        repeats |= ((num_batches or 1) - 1) * batch_size >= num_examples
+        repeats |= ((num_batches or 1) - 1) * batch_size >= num_examples or _has_no_end(data)
     if repeats or any(len(set(part)) < len(part) for part in parts):
         whole = "pass (`once_per_pass=True`)" if once_per_pass else "batch"
         raise ValueError(
@@ -314,6 +316,28 @@ def _refuse_repetition(
             f"which it samples itself. Received: x of type {type(data).__name__}, {num_batches} "
             f"batches of {batch_size}, num_examples={num_examples}"
         )
+
+
+def _has_no_end(data: Any) -> bool:
+    """Return whether a data set says that its passes have no end."""
+    if isinstance(data, keras.utils.PyDataset):
+        return data.num_batches is None
+    return hasattr(data, "cardinality") and int(data.cardinality()) == -1
+
+
+def _within_a_pass(batches: Iterable[Any], most_rows: float) -> Iterator[Any]:
+    """Yield the batches of a pass, and raise at the first that holds an example too many."""
+    num_rows = 0
+    for batch in batches:
+        num_rows += common_length({"batch": batch})
+        if num_rows > most_rows:
+            raise ValueError(
+                "A pass (`once_per_pass=True`) must hold each example at most once, and this one "
+                "goes on beyond the last. Let it end, correct `num_examples`, or leave "
+                "`once_per_pass` out and have every step accounted as a full release. Received: "
+                f"a batch that ends with row {num_rows}, num_examples={most_rows}"
+            )
+        yield batch
 
 
 def _sampling_of(dataset: PoissonDataset) -> tuple[Sampling, int]:
@@ -547,11 +571,15 @@ class _CopiedBatches(keras.utils.PyDataset):
         return known_length(self._dataset)
 
 
-def _with_copied_batches(data: Any) -> Any:
+def _with_copied_batches(data: Any, most_rows: float) -> Any:
     """Return a data set whose batches are copied as soon as they are made.
 
     Keras keeps batches while it asks for others, for which the user's code may fill the same
     arrays. Generators come with copies from `peek`.
+
+    Args:
+        data: A data set or generator.
+        most_rows: The largest number of rows in a pass of a generator or `DataLoader`.
     """
     if isinstance(data, keras.utils.PyDataset):
         return _CopiedBatches(data)
@@ -560,11 +588,11 @@ def _with_copied_batches(data: Any) -> Any:
 
         def batches(loader: Any) -> Any:
             """Yield copies of the batches."""
-            return map(copy.deepcopy, kind.__iter__(loader))
+            return _within_a_pass(map(copy.deepcopy, kind.__iter__(loader)), most_rows)
 
         data = copy.copy(data)
         data.__class__ = type(kind.__name__, (kind,), {"__iter__": batches})
-    return data
+    return _within_a_pass(data, most_rows) if hasattr(data, "__next__") else data
 
 
 def known_length(data: Any) -> int | None:

@@ -245,3 +245,13 @@ def test_the_first_epoch_tells_of_rows_that_were_left_out(capsys):
     x = np.where(HAS_GAP[:, None], np.nan, X)
     (line,) = remarks(helpers.compiled(), Y, capsys, x=x, sampling="shuffle")
     assert "4 of 32 examples hold NaN" in line
+
+
+def test_an_epoch_that_left_out_every_row_has_no_loss():
+    """A run that has diverged would show a loss of 0, and `TerminateOnNaN` would not end it."""
+    model = helpers.compiled()
+    stop = keras.callbacks.TerminateOnNaN()
+    y = np.full(NUM_ROWS, np.nan, "float32")
+    history = helpers.quiet_fit(model, X, y, batch_size=NUM_ROWS, epochs=3, callbacks=[stop])
+    assert np.isnan(history["loss"]).all()
+    assert model.privacy_ledger.steps == 1

@@ -75,6 +75,14 @@ def test_moving_averages_of_weights_are_finalized():
     assert 0 < averaged[0] < plain[0]
 
 
+def test_weights_excluded_from_decay_do_not_decay():
+    optimizer = around(keras.optimizers.SGD(1.0, weight_decay=0.5))
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    ones = keras.layers.Dense(1, kernel_initializer="ones", bias_initializer="ones")
+    kernel, bias, _ = train(line_model(optimizer, layers=[ones]), 1).get_weights()
+    assert (kernel, bias) == (0.5, 1.0)
+
+
 def test_weight_constraints_act_after_the_noise():
     dense = keras.layers.Dense(3, kernel_constraint=keras.constraints.NonNeg())
     model = ka.PrivateSequential([keras.Input((2,)), dense])

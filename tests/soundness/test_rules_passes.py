@@ -56,6 +56,18 @@ def loader(shuffle=False, **samplers):
     return data.DataLoader(list(zip(*ROWS, strict=True)), **options, **samplers)
 
 
+def stream(is_endless=False):
+    data = pytest.importorskip("torch.utils.data")
+
+    class Examples(data.IterableDataset):
+        def __iter__(self):
+            yield from zip(*ROWS, strict=True)
+            if is_endless:
+                yield from self
+
+    return data.DataLoader(Examples(), batch_size=BATCH)
+
+
 def generator():
     yield from (Rows()[index] for index in range(N // BATCH))
 
@@ -68,7 +80,7 @@ DATA_SETS = {
     "workers": lambda: ShuffledAtTheEnd(workers=2, max_queue_size=3),
     "generator": generator,
     **({"tf.data": tf_dataset, "no length": of_unknown_length} if BACKEND == "tensorflow" else {}),
-    **({"loader": lambda: loader(shuffle=True)} if BACKEND == "torch" else {}),
+    **({"loader": lambda: loader(shuffle=True), "stream": stream} if BACKEND == "torch" else {}),
 }
 
 
@@ -176,3 +188,30 @@ def test_a_pass_with_more_rows_than_examples_is_refused():
         uses(tf_dataset().repeat(2), once_per_pass=True)
     used, releases = uses(tf_dataset().repeat(2))
     assert used.max() == 2 <= releases
+
+
+class WithoutEnd(Rows):
+    num_batches = None
+
+
+def generator_without_end():
+    while True:
+        yield from generator()
+
+
+WITHOUT_END = {
+    "generator": generator_without_end,
+    "PyDataset": WithoutEnd,
+    **({"tf.data": lambda: tf_dataset().repeat()} if BACKEND == "tensorflow" else {}),
+    **({"stream": lambda: stream(is_endless=True)} if BACKEND == "torch" else {}),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_END)
+def test_a_pass_without_end_shows_no_row_twice(name):
+    model = setups.line_model(setups.dp_sgd(noise_multiplier=0.0), N)
+    # TensorFlow wraps what a generator raises into an error of its own.
+    with pytest.raises(Exception, match=r"A pass .* must hold each example at most once"):
+        model.fit(WITHOUT_END[name](), verbose=0, num_examples=N, once_per_pass=True)
+    used = np.rint(np.ravel(model.get_weights()[0]) * BATCH)
+    assert used.max() <= model.privacy_ledger.releases <= 1
