@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 from keras.src import backend as keras_backend
-from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
+from keras.src.backend import compute_output_spec, core, get_keras_mask, set_keras_mask
 from keras.src.backend import random as random_functions
 from keras.src.backend.common import global_state
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -195,6 +195,41 @@ def _heeding(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 for _name in set(dir(keras.random)) & set(vars(random_functions)):
     if inspect.isfunction(getattr(random_functions, _name)):
         setattr(random_functions, _name, _heeding(getattr(random_functions, _name)))
+
+
+_KEEPS_RESULTS = ContextVar("keeps_results", default=False)
+
+
+@contextmanager
+def without_remat() -> Iterator[None]:
+    """Let `keras.remat` and `keras.RematScope` compute nothing again, in this thread.
+
+    What a layer computes is recorded for the gradients of single examples.
+    """
+    token = _KEEPS_RESULTS.set(True)
+    try:
+        yield
+    finally:
+        _KEEPS_RESULTS.reset(token)
+
+
+def _heeding_remat(remat: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function like `keras.remat` that heeds `without_remat`."""
+
+    def heeding(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose results may be computed again."""
+        again = remat(function)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            """Call one of the two functions."""
+            return (function if _KEEPS_RESULTS.get() else again)(*args, **kwargs)
+
+        return call
+
+    return heeding
+
+
+core.remat = _heeding_remat(core.remat)
 
 
 _DRAWS_OUTSIDE = ContextVar("draws_outside", default=False)

@@ -103,7 +103,8 @@ def call_model(model: keras.Model, x: Any, training: bool) -> Any:
     """
     # The class's `call`: the instance's may be tapped, and accepts anything.
     takes_training = "training" in inspect.signature(type(model).call).parameters
-    with drawing_for_each_example(model) if training else nullcontext():
+    drawing = drawing_for_each_example(model) if training else nullcontext()
+    with keras_private.without_remat(), drawing:
         return model(x, training=training) if takes_training else model(x)
 
 

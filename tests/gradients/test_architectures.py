@@ -53,6 +53,36 @@ def test_each_variable_of_a_layer_is_clipped_by_its_true_norm(name):
     support.assert_close(found.gradients, sums)
 
 
+class ComputedAgain(layers.Layer):
+    """Lets its inner layers compute their results again for the gradients."""
+
+    def __init__(self, *inner):
+        super().__init__()
+        self.inner = keras.Sequential(inner)
+
+    def call(self, inputs):
+        return keras.remat(self.inner)(inputs)
+
+
+def test_layers_that_compute_results_again_train_as_others_do():
+    found = []
+    x, y = np.ones((3, 3), "float32"), np.eye(3, 2, dtype="float32")
+    # Keras itself cannot build a model on TensorFlow that computes all layers again.
+    mode = "activations" if keras.backend.backend() == "tensorflow" else "full"
+    for outer in (keras.Sequential, lambda inner: ComputedAgain(*inner)):
+        keras.utils.set_random_seed(0)
+        with keras.RematScope(mode=mode):
+            inner = [keras.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(2)]
+        model = ka.PrivateSequential([keras.Input((3,)), outer(inner), layers.Dense(2)])
+        before = model.get_weights()
+        model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=0.0), loss="mse")
+        model.fit(x, y, batch_size=3, verbose=0)
+        changes = zip(before, model.get_weights(), strict=True)
+        found.append([new - old for old, new in changes])
+    assert all(np.abs(each).max() > 0 for each in found[0])
+    support.assert_close(*found)
+
+
 def gradients_by_hand(x, labels, kernel, bias, last, last_bias):
     """Losses and gradients of each row; a tanh unit, the mean over positions, cross-entropy."""
     hidden = np.tanh(x @ kernel + bias)
