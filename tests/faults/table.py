@@ -862,8 +862,12 @@ soundness/test_rules_passes.py::test_samplers_that_repeat_rows_are_refused
 + if repeats:
 # a pass over repeated data is believed | training/training_data.py on tensorflow
 soundness/test_rules_passes.py::test_a_pass_with_more_rows_than_examples_is_refused
-- repeats |= ((num_batches or 1) - 1) * batch_size >= num_examples
+- repeats |= ((num_batches or 1) - 1) * batch_size >= num_examples or _has_no_end(data)
 + pass
+# a pass that goes on beyond the last example is believed | training/training_data.py
+soundness/test_rules_passes.py::test_a_pass_without_end_shows_no_row_twice
+- if num_rows > most_rows:
++ if num_rows < 0:
 # a report that does not say that validation rows are unprotected | accounting/report_words.py
 accounting/test_report.py::test_validation_rows_are_not_covered_and_their_number_is_public
 - "The validation {unit}s of `validation_split`, and their number, which counts as public.",
@@ -894,7 +898,7 @@ soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on
 + return self._dataset[index]
 # batches of a data loader are kept by reference | training/training_data.py on tensorflow
 soundness/test_rules_refilled_arrays.py::test_batches_of_a_stream_are_trained_on_as_they_were_made
-- return map(copy.deepcopy, kind.__iter__(loader))
+- return _within_a_pass(map(copy.deepcopy, kind.__iter__(loader)), most_rows)
 + return kind.__iter__(loader)
 # a state tree holds the sums of metrics | training/saved_state.py
 soundness/test_rules_saved_state.py::test_nothing_that_leaves_a_model_holds_a_key_or_the_values_of_metrics

@@ -179,6 +179,8 @@ CASES = {
     "preprocessing and random augmentation in the model": lambda _: fit_stack(
         layers.Normalization(mean=0.0, variance=1.0), layers.GaussianNoise(0.1)
     ),
+    "`keras.remat` (private steps compute nothing again)": "gradients/test_architectures.py::"
+    "test_layers_that_compute_results_again_train_as_others_do",
     "mixed precision: `mixed_float16`, `mixed_bfloat16`": "soundness/test_rules_noise_scale.py::"
     "test_norms_and_sums_are_float32_under_mixed_precision",
     "`EarlyStopping`, `ReduceLROnPlateau` on validation data": plateau,
