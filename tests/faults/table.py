@@ -865,7 +865,7 @@ soundness/test_rules_passes.py::test_a_pass_with_more_rows_than_examples_is_refu
 - repeats |= ((num_batches or 1) - 1) * batch_size >= num_examples or _has_no_end(data)
 + pass
 # a pass that goes on beyond the last example is believed | training/training_data.py
-soundness/test_rules_passes.py::test_a_pass_without_end_shows_no_row_twice
+soundness/test_rules_passes.py::test_a_pass_that_is_too_long_shows_no_row_twice
 - if num_rows > most_rows:
 + if num_rows < 0:
 # a report that does not say that validation rows are unprotected | accounting/report_words.py
