@@ -21,13 +21,13 @@ PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
     "accounting": (2_006, 14),
-    "gradients": (1_818, 17),
-    "federated": (1_746, 15),
-    "training": (1_733, 11),
-    "backend": (1_453, 10),
-    "examination": (1_314, 9),
+    "gradients": (1_821, 17),
+    "training": (1_751, 11),
+    "federated": (1_749, 15),
+    "backend": (1_530, 10),
+    "examination": (1_322, 9),
     "tuners": (1_059, 7),
-    "optimizers": (1_048, 7),
+    "optimizers": (1_050, 7),
     "sampling": (751, 7),
     "clipping": (643, 12),
     "models": (639, 6),
@@ -39,9 +39,9 @@ FOLDERS = {
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 24_882
+LINES_OF_TESTS = 25_079
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (51, 651), "in a step": (36, 226)}
+EXECUTED = {"before the first step": (51, 665), "in a step": (36, 231)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
