@@ -41,7 +41,7 @@ FOLDERS = {
 # Lines of `tests/`, whole.
 LINES_OF_TESTS = 25_079
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (51, 665), "in a step": (36, 231)}
+EXECUTED = {"before the first step": (51, 665), "in a step": (36, 238)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
