@@ -119,11 +119,13 @@ def warn_of_lost_weights(clipping: ClippingStrategy, class_weight: Any, sample_w
         value is not None and math.prod(value.shape[1:]) == 1
         for value in keras.tree.flatten(sample_weight)
     )
-    if isinstance(clipping, AutomaticClipping) and (class_weight or is_each):
+    follows = isinstance(clipping, AutomaticClipping) or clipping.num_statistics(1) > 0
+    if follows and (class_weight or is_each):
         warnings.warn(
-            f"`{type(clipping).__name__}` brings all but the shortest contributions to nearly the "
-            "same norm, whatever the weight of an example or its class. Give a fixed norm, such as "
-            "`clipping=10.0` (with `AutoDPOptimizer`: `plan={'clipping': 10.0}`).",
+            f"`{type(clipping).__name__}` bounds contributions by a norm of about the size that "
+            "most of them have, whatever the weight of an example or its class: large weights have "
+            "little effect. Give a fixed norm, such as `clipping=10.0` (with `AutoDPOptimizer`: "
+            "`plan={'clipping': 10.0}`).",
             stacklevel=4,
         )
 

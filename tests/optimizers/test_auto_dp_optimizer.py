@@ -219,9 +219,12 @@ def test_a_walk_that_was_set_stays_and_is_saved(tmp_path):
 
 @pytest.mark.parametrize(
     ("clipping", "name"),
-    [(None, "class_weight"), ("automatic", "sample_weight"), (ka.clipping.PSAC(), "class_weight")],
+    [
+        *((None, "class_weight"), ("automatic", "sample_weight"), ("quantile", "sample_weight")),
+        *((ka.clipping.PSAC(), "class_weight"), (ka.clipping.MeanNormClipping(), "class_weight")),
+    ],
 )
-def test_weights_that_normalizing_undoes_are_warned_of(clipping, name):
+def test_weights_that_a_norm_of_its_own_undoes_are_warned_of(clipping, name):
     weights = {"class_weight": {0: 1.0, 1: 9.0}, "sample_weight": np.linspace(0, 1, N)}
     model = compiled(AutoDPOptimizer(1.0, plan=clipping and {"clipping": clipping}))
     with warns("whatever the weight of an example or its class"):
