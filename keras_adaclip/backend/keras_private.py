@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src import backend as keras_backend
 from keras.src.backend import compute_output_spec, core, get_keras_mask, set_keras_mask
 from keras.src.backend import random as random_functions
@@ -437,15 +438,59 @@ def _called_on_logits(
 
 def logits_for(loss: Any, value: Tensor) -> Tensor | None:
     """Return the logits of predictions of which a loss of Keras is the cross-entropy, or None."""
-    name, given = (
-        getattr(getattr(loss, "fn", None), "__name__", ""),
-        getattr(loss, "_fn_kwargs", {}),
-    )
-    is_own = not type(loss).__module__.startswith("keras.")
-    if is_own or given.get("from_logits") or given.get("axis", -1) != -1:
+    name, given = kind_of_loss(loss)
+    if given.get("from_logits") or given.get("axis", -1) != -1:
         return None
     places = (place for place, names in enumerate(_CROSS_ENTROPIES, 1) if name in names)
     return next((marks_of(value)[place] for place in places), None)
+
+
+def is_of_keras(loss: Any) -> bool:
+    """Return whether neither the class nor the function of a loss is the user's."""
+    # The class of a function's wrapper is Keras's, and so is the function of a user's subclass.
+    origins = (type(loss), getattr(loss, "fn", type(loss)))
+    return all(getattr(each, "__module__", "").startswith("keras.") for each in origins)
+
+
+def kind_of_loss(loss: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name of the function of a loss of Keras and its options, "" for other losses."""
+    name = getattr(getattr(loss, "fn", None), "__name__", "") if is_of_keras(loss) else ""
+    return name, getattr(loss, "_fn_kwargs", {})
+
+
+def given_to_losses(
+    model: keras.Model, x: Any, y: Any, sample_weight: Any
+) -> list[tuple[Any, Any, np.ndarray, Any]]:
+    """Return each compiled loss with the targets, outputs and weights that Keras gives it.
+
+    Args:
+        model: A compiled and built model.
+        x: A few inputs, for the shapes of the outputs.
+        y: The targets, which the result holds.
+        sample_weight: Their weights, or None.
+
+    Returns:
+        For each loss the targets, zeros of the shape of the output for `x`, and the weights.
+    """
+    compiled, found = model._compile_loss, list[Any]()
+    if compiled is None or y is None:
+        return found
+
+    def noting(entry: Any) -> Any:
+        """Return a loss that notes what it is called with."""
+
+        def note(*given: Any) -> float:
+            """Note the arguments."""
+            found.append((entry.loss, *given))
+            return 0.0
+
+        return entry._replace(loss=note)
+
+    outputs = keras.tree.map_structure(lambda each: np.zeros(each.shape), outputs_for(model, x))
+    noted = [noting(entry) for entry in compiled._flat_losses]
+    with replaced_attributes([(compiled, "_flat_losses", noted)]), keras.StatelessScope():
+        compiled.call(y, outputs, sample_weight)
+    return found
 
 
 def marked_like(value: Tensor, other: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ from keras_adaclip.examination.losses import (
     LossFinding,
     examine_loss,
     handled_missing,
+    refuse_labels,
     remark_on_unreached,
 )
 from keras_adaclip.examination.refusals import (

@@ -194,6 +194,7 @@ class FederatedTraining(training.TrainingBase):
             validation_data = validation_data.all_examples()
         validation_data = training.for_keras(validation_data)
         self._prepare_rounds(data, input_ranges)
+        self._try_validation(validation_data, validation_batch_size)
         is_pass, num_epochs = data.sampling is Sampling.SHUFFLE, epochs - initial_epoch
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
             return super().fit(

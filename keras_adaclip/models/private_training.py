@@ -180,6 +180,9 @@ class PrivateTraining(training.TrainingBase):
         if augmentation is not None or self._wants_diagnostics(callbacks):
             self.train_function = None
         sizes = self._prepare(data, input_ranges)
+        validation_data = training_data.for_keras(validation_data)
+        self._try_validation(validation_data, validation_batch_size)
+        data.warn_of_rows()
         examined = data
         data, callbacks = self._planned(examined, callbacks, num_epochs, is_pass)
         if data.max_batch_size != examined.max_batch_size:
@@ -191,7 +194,7 @@ class PrivateTraining(training.TrainingBase):
                 epochs=epochs,
                 verbose=verbose,
                 callbacks=ordered,
-                validation_data=training_data.for_keras(validation_data),
+                validation_data=validation_data,
                 initial_epoch=initial_epoch,
                 validation_steps=validation_steps,
                 validation_batch_size=validation_batch_size,
@@ -261,6 +264,8 @@ class PrivateTraining(training.TrainingBase):
         state, rows = self._private_state, data.rows
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         examination.refuse_other_weights(self)
+        if data.known is not None and (state.plan is None or not any_length):
+            examination.refuse_labels(self, rows, data.known)
         # Building may have made further layers.
         examination.refuse(self, examination.layer_issues(self))
         kinds, known = self._kinds_of(data), state.planned_for
