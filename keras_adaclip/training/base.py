@@ -295,6 +295,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
                 for callback in ours:
                     callback.prepare(self, data)
                 _refuse_legacy_checkpoints(given)
+                _guard_plan(given, self.optimizer)
                 _warn_of_monitors(given)
                 others = [c for c in given if not isinstance(c, _OURS)]
                 yield [first, *ours, *others, last]
@@ -335,6 +336,27 @@ def _refuse_legacy_checkpoints(callbacks: list[keras.callbacks.Callback]) -> Non
             path = str(callback.filepath)
             if path.endswith(".h5") and not callback.save_weights_only:
                 raise ValueError(f"`ModelCheckpoint`: {NO_LEGACY_FILE} Received: filepath={path!r}")
+
+
+def _guard_plan(callbacks: list[keras.callbacks.Callback], optimizer: Any) -> None:
+    """Raise for callbacks that set the step size of a plan, and warn of those that cut it short."""
+    schedulers = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+    for callback in callbacks:
+        name = type(callback).__name__
+        if optimizer.plans_steps and isinstance(callback, schedulers):
+            raise ValueError(
+                f"`{name}` sets a learning rate, and `{type(optimizer.inner_optimizer).__name__}` "
+                "plans the size of each step itself. Nothing was trained. Leave the callback out, "
+                "or give an optimizer of your own: `AutoDPOptimizer(..., optimizer='adam')`."
+            )
+        is_plan = optimizer.plans_steps or optimizer.target_epsilon is not None
+        if is_plan and isinstance(callback, keras.callbacks.EarlyStopping):
+            warnings.warn(
+                f"`{name}` may end a run that is planned to its last step: the noise is that of "
+                "all steps, and `PlannedMomentum` comes to rest in the last ones, so that stopping "
+                "early loses what was planned. Give fewer `epochs` instead.",
+                stacklevel=6,
+            )
 
 
 def _warn_of_monitors(callbacks: list[keras.callbacks.Callback]) -> None:

@@ -5,6 +5,7 @@ weight has moved.
 """
 
 import re
+import sys
 
 import keras
 import numpy as np
@@ -16,7 +17,7 @@ from tests.models.helpers import features
 X = features(40)
 Y = np.arange(40) % 2
 BINARY, SPARSE = "binary_crossentropy", "sparse_categorical_crossentropy"
-BY_VALIDATION = {"monitor": "val_loss"}
+CALLBACKS = keras.callbacks
 
 
 def classifier(units=2, loss=SPARSE, activation="softmax", optimizer=None, layers=(), **options):
@@ -71,6 +72,19 @@ MISTAKES = {
         *(classifier, np.repeat([0, 1, 0, 1], 10), {"x": np.repeat(X[:4], 10, 0)}),
         *(UserWarning, "stands 10 times: 4 of 40.*not private"),
     ),
+    **{
+        name: (classifier, Y, {"callbacks": [callback], "validation_data": (X, Y)}, *told)
+        for name, callback, *told in (
+            (
+                "a schedule",
+                CALLBACKS.LearningRateScheduler(abs),
+                ValueError,
+                "plans the size.*adam",
+            ),
+            ("a plateau", CALLBACKS.ReduceLROnPlateau(), ValueError, "plans the size.*adam"),
+            ("early stopping", CALLBACKS.EarlyStopping(), UserWarning, "planned to its last step"),
+        )
+    },
     "a class left out": (
         *(lambda: classifier(3, optimizer=fixed()), np.arange(40) % 3),
         *({"class_weight": {0: 1.0, 1: 2.0}}, UserWarning, "weight.*: 2.*not private"),
@@ -95,6 +109,14 @@ def test_a_mistake_is_told_before_the_first_step(name):
         np.testing.assert_array_equal(value, present)
 
 
+def test_tensorboard_that_is_not_installed_fails_before_the_first_step(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tensorflow.summary", None)
+    model = classifier()
+    with pytest.raises(ImportError):
+        model.fit(X, Y, verbose=0, callbacks=[CALLBACKS.TensorBoard(tmp_path)])
+    assert model.privacy_ledger.steps == 0
+
+
 UNSURE = keras.losses.BinaryCrossentropy(label_smoothing=0.1)
 IGNORING = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
 # What looks like a mistake and is none.
@@ -106,6 +128,10 @@ FINE = {
     "a label without weight": (
         *(lambda: one_unit(optimizer=fixed()), 2 * Y - 1),
         {"sample_weight": Y.astype("float32")},
+    ),
+    "a schedule for Adam": (
+        *(lambda: classifier(optimizer=ka.optimizers.AutoDPOptimizer(3.0, optimizer="adam")), Y),
+        {"callbacks": [CALLBACKS.LearningRateScheduler(lambda epoch: 0.1)]},
     ),
     "few kinds of rows": (classifier, Y, {"x": np.round(X).clip(0, 1)}),
 }
