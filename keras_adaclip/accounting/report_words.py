@@ -116,6 +116,7 @@ class ReportInWords:
     gaussian_mu: float
     epsilon_with_selection: float | None
     versions: Mapping[str, str]
+    at_target: str = ""
     clipping: str = _NOT_KNOWN
     seeds: str = _NOT_KNOWN
     tuning: str = NO_TUNING
@@ -318,8 +319,9 @@ class ReportInWords:
             of_one = ", one run"
             with_selection = [("with the selection", rounded_up(self.epsilon_with_selection))]
         accountant, epsilon = "RDP" if is_rdp else "PLD", rounded_up(self.epsilon_pld)
+        aim = f"; {self.at_target}, for which the target was set" if self.at_target else ""
         return [
-            (f"epsilon{of_one}", f"{epsilon} at delta = {self.delta:g} ({accountant})"),
+            (f"epsilon{of_one}", f"{epsilon} at delta = {self.delta:g} ({accountant}){aim}"),
             *with_selection,
             ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
             ("without amplification", without_amplification),

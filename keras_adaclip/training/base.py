@@ -294,6 +294,9 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             with self._run_of_steps(data):
                 for callback in ours:
                     callback.prepare(self, data)
+                self._private_state.delta = next(
+                    (each.effective_delta for each in budgets), self._private_state.delta
+                )
                 _refuse_legacy_checkpoints(given)
                 _guard_plan(given, self.optimizer)
                 _warn_of_monitors(given)

@@ -81,7 +81,7 @@ class PlainCopy(PrivacySpending):
         weights.from_array(plain.weights, weights.to_array(self))
         if filepath is not None:
             plain.save(filepath)
-            report = self.privacy_report(delta, model_file=filepath)  # type: ignore[arg-type]
+            report = self.privacy_report(delta, model_file=filepath)
             for ending in (".privacy.html", ".privacy.json"):
                 report.save(Path(filepath).with_suffix(ending))
         return plain

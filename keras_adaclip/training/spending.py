@@ -54,6 +54,7 @@ class PrivateState:
         row_of_zeros: Inputs of one example, to compute the values of these variables.
         account: The ledger of a model without an optimizer.
         contributes: Whether steps return the clipped sum of clients instead of applying it.
+        delta: That of the first `PrivacyCallback` of the latest `fit` with one.
         saved_ledger: The part of the model that Keras saves and loads as its ledger.
     """
 
@@ -70,6 +71,7 @@ class PrivateState:
     row_of_zeros: Any = None
     account: Account = dataclasses.field(default_factory=Account)
     contributes: bool = False
+    delta: float | None = None
     saved_ledger: Any = None
 
 
@@ -151,19 +153,32 @@ class PrivacySpending(_MixedIn):
         """Return what remembers the account of its values."""
         return [*self.variables, *keras_private.flatten_layers(self)]
 
-    def privacy_spent(self, delta: float, accountant: str = "pld") -> PrivacySpent:
+    def _delta_or_default(self, delta: float | None) -> float:
+        """Return delta, or if it is None that of a target, of the latest callback, of the data."""
+        if delta is not None:
+            return delta
+        ledger = self.privacy_ledger
+        if ledger.promised_delta < 1.0:
+            return ledger.promised_delta
+        return self._private_state.delta or ledger.budget_delta(None, 0)
+
+    def privacy_spent(self, delta: float | None = None, accountant: str = "pld") -> PrivacySpent:
         """Return the privacy that training has spent so far.
 
         Warns if the weights are no longer those that training left: epsilon does not cover what
         changed them.
 
         Args:
-            delta: Float in (0, 1), the probability with which the bound may fail; well below
-                one over the number of examples.
+            delta: Float in (0, 1), the probability with which the bound may fail. None means the
+                one of the plan or of a target, else that of the latest `PrivacyCallback`, else
+                `num_examples ** -1.1`. Choose it well below one over the number of examples.
             accountant: `"pld"` (tight) or `"rdp"`.
 
         Returns:
             Epsilon, and the steps, sampling and neighbouring relation that it is about.
+
+        Raises:
+            ValueError: If `delta` is out of range, or None before the first step.
         """
         unchanged = weights.weights_are_unchanged(self.weights)
         if unchanged is False:
@@ -173,12 +188,13 @@ class PrivacySpending(_MixedIn):
                 "alone. It holds for these weights too if the change touched no private data.",
                 stacklevel=2,
             )
+        delta = self._delta_or_default(delta)
         spent = PrivacySpent.from_ledger(self.privacy_ledger, delta, accountant)
         return dataclasses.replace(spent, weights_unchanged=unchanged)
 
     def privacy_report(
         self,
-        delta: float,
+        delta: float | None = None,
         group_sizes: Sequence[int] = (2, 5, 10),
         selection: RandomSelection | None = None,
         *,
@@ -188,8 +204,9 @@ class PrivacySpending(_MixedIn):
         """Return a report of the privacy that training has spent so far.
 
         Args:
-            delta: Float in (0, 1), the probability with which the bound may fail; well below
-                one over the number of examples.
+            delta: Float in (0, 1), the probability with which the bound may fail. None means the
+                one of the plan or of a target, else that of the latest `PrivacyCallback`, else
+                `num_examples ** -1.1`. Choose it well below one over the number of examples.
             group_sizes: Numbers of examples (or clients) of one person for which the report gives
                 epsilon; each takes seconds.
             selection: How this run was chosen from a random number of runs, if it was. The report
@@ -203,10 +220,11 @@ class PrivacySpending(_MixedIn):
 
         Raises:
             OSError: If `model_file` cannot be read.
+            ValueError: If `delta` is out of range, or None before the first step.
         """
         return PrivacyReport.from_ledger(
             self.privacy_ledger,
-            delta,
+            self._delta_or_default(delta),
             group_sizes=group_sizes,
             selection=selection,
             weights=weights.digests_in_words(self.weights),
