@@ -56,6 +56,7 @@ class PrivacyReport(ReportInWords):
         clipping: How contributions are bounded and what that costs, in words.
         seeds: Whether noise and sampling can be reproduced, in words.
         tuning: What choosing hyperparameters cost, in words.
+        preprocessing: Layers whose tables or moments `adapt` has made from data, in words.
         weights: Digest of the model's weights, and whether they are those that private training
             left, in words.
         model_name: Name of the model.

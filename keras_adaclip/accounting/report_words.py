@@ -36,6 +36,7 @@ _IN_MARKDOWN = str.maketrans(
 )
 
 NO_TUNING = "none is counted: epsilon is that of the training run alone"
+STATED_PUBLIC = "of public data, as stated"
 _NOT_KNOWN = "not known here"
 _NOT_STATED = "not stated"
 NOTHING_RAN = "No step has run: the training data have not been used."
@@ -120,6 +121,7 @@ class ReportInWords:
     clipping: str = _NOT_KNOWN
     seeds: str = _NOT_KNOWN
     tuning: str = NO_TUNING
+    preprocessing: str = ""
     weights: str = _NOT_KNOWN
     model_name: str = _NOT_KNOWN
     model_file: str | None = None
@@ -250,7 +252,11 @@ class ReportInWords:
         """What epsilon does not cover."""
         choices = _OTHER_CHOICES if self.is_best_of_several else _CHOICES
         texts = (*_NOT_COVERED, *([_SCORES_OF_SELECTION] if self.is_selected else []))
-        return tuple(text.format(unit=self.unit, choices=choices) for text in texts)
+        words = [text.format(unit=self.unit, choices=choices) for text in texts]
+        if self.preprocessing:
+            made = f"These tables were made from data: {self.preprocessing}."
+            words.append(f"{made} Not covered, unless the data were public.")
+        return tuple(words)
 
     def to_text(self) -> str:
         """Return the report as text."""

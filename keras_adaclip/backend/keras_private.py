@@ -422,10 +422,8 @@ def _called_on_logits(
 ) -> Any:
     """Return the compiled loss, with cross-entropies of logits where these are known."""
     given, changed, uses = keras.tree.flatten(y_pred), list[Any](), dict[int, list[Any]]()
-    structure = keras.tree.flatten_with_path(compiled._y_pred_build_structure)
-    numbers = {path: number for number, (path, _) in enumerate(structure)}
-    for entry in compiled._flat_losses if compiled.built else ():
-        uses.setdefault(id(entry.loss), [entry.loss]).append(numbers.get(entry.path))
+    for loss, number in _numbered_losses(compiled) if compiled.built else ():
+        uses.setdefault(id(loss), [loss]).append(number)
     for loss, *own in uses.values():
         logits = [None if number is None else logits_for(loss, given[number]) for number in own]
         if all(each is not None for each in logits):  # Outputs may share a loss.
@@ -434,6 +432,56 @@ def _called_on_logits(
                 given[number] = attach_mask(each, mask_of(given[number]))
     with replaced_attributes(changed):
         return call(y_true, keras.tree.pack_sequence_as(y_pred, given), sample_weight)
+
+
+def _numbered_losses(compiled: Any) -> list[tuple[Any, int | None]]:
+    """Return each loss with the number of its output, None if it has several."""
+    structure = keras.tree.flatten_with_path(compiled._y_pred_build_structure)
+    numbers = {path: number for number, (path, _) in enumerate(structure)}
+    return [(entry.loss, numbers.get(entry.path)) for entry in compiled._flat_losses]
+
+
+def losses_without_logits(model: keras.Model, y_pred: Any) -> list[str]:
+    """Return the names of cross-entropies of probabilities whose logits are not known.
+
+    Args:
+        model: A compiled model, built or not.
+        y_pred: Its outputs for some rows.
+    """
+    compiled, given = model._compile_loss, keras.tree.flatten(y_pred)
+    if not compiled.built:
+        compiled = type(compiled)(compiled._user_loss, output_names=compiled.output_names)
+        compiled.build(y_pred, y_pred)
+    return [
+        loss.name
+        for loss, number in _numbered_losses(compiled)
+        if number is not None
+        and any(kind_of_loss(loss)[0] in names for names in _CROSS_ENTROPIES)
+        and not kind_of_loss(loss)[1].get("from_logits")
+        and logits_for(loss, given[number]) is None
+    ]
+
+
+def adapted_layers(model: keras.Model) -> list[keras.Layer]:
+    """Return the layers whose tables or moments `adapt` has made, rather than an argument."""
+    layers = flatten_layers(model)
+    inner = {id(getattr(layer, "_lookup_layer", None)) for layer in layers}
+
+    def is_adapted(layer: keras.Layer) -> bool:
+        """Return whether `adapt` has made the state of a layer."""
+        kinds = keras.layers
+        if isinstance(layer, (kinds.TextVectorization, kinds.StringLookup, kinds.IntegerLookup)):
+            is_given = layer._has_input_vocabulary or id(layer) in inner
+            return not is_given and bool(layer.get_vocabulary(include_special_tokens=False))
+        if isinstance(layer, kinds.Normalization):
+            if layer.input_mean is not None or not layer.built:
+                return False
+            moments = zip((layer.adapt_mean, layer.adapt_variance), (0.0, 1.0), strict=True)
+            return any((keras.ops.convert_to_numpy(each) != start).any() for each, start in moments)
+        is_binned = isinstance(layer, kinds.Discretization) and layer.num_bins is not None
+        return is_binned and layer.bin_boundaries is not None
+
+    return [layer for layer in layers if is_adapted(layer)]
 
 
 def logits_for(loss: Any, value: Tensor) -> Tensor | None:

@@ -16,6 +16,7 @@ from keras_adaclip.examination.refusals import (
     layer_issues,
     masked_metric_issues,
     metric_issues,
+    notes,
     refuse_other_weights,
     refuse_unsupported,
     refusing_batch_statistics,

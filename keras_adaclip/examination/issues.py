@@ -60,14 +60,16 @@ class PrivacyIssue:
         layer: Name of the layer, variable, loss, metric or option.
         reason: Why it breaks the guarantee.
         fix: What to do about it.
+        is_note: Whether it is something to know rather than to refuse: `fit` prints it.
     """
 
     layer: str
     reason: str
     fix: str
+    is_note: bool = False
 
     def __str__(self) -> str:
-        return f"{self.layer}: {self.reason} {self.fix}"
+        return f"{'Note on ' * self.is_note}{self.layer}: {self.reason} {self.fix}"
 
 
 @dataclass(frozen=True)

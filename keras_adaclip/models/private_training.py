@@ -53,7 +53,9 @@ class PrivateTraining(training.TrainingBase):
             metrics: As for Keras.
             weighted_metrics: As for Keras.
             **options: `run_eagerly`, `steps_per_execution` (TensorFlow and JAX) and `jit_compile`
-                (not on PyTorch), as for Keras. On JAX, training steps are compiled also with layers
+                (not on PyTorch), as for Keras. `report_training_metrics=False` leaves the loss and
+                metrics of the training rows, which epsilon does not cover, out of logs, `History`
+                and the bar. On JAX, training steps are compiled also with layers
                 that Keras does not compile, such as `RandomZoom`; `run_eagerly=True` runs them
                 operation by operation. `auto_scale_loss` is ignored: norms, sums and noise are
                 float32 in every precision.
@@ -293,7 +295,8 @@ class PrivateTraining(training.TrainingBase):
                 method = self.optimizer.gradient_method
                 plan = make_plan(self, made, method, of_data, suggested)
                 state.remarks = [
-                    *filter(None, (loss.remark, examination.remark_on_unreached(self, plan)))
+                    *filter(None, (loss.remark, examination.remark_on_unreached(self, plan))),
+                    *map(str, examination.notes(self, sample)),
                 ]
                 self._set_in_steps("handles_missing", loss.handles_missing)
                 state.plan = dataclasses.replace(plan, most_rows=most_rows)

@@ -64,6 +64,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile as Keras does, with a loss that counts what steps leave out."""
+        self._private_state.reports_metrics = kwargs.pop("report_training_metrics", True)
         super().compile(*args, **kwargs)
         keras_private.set_attribute(self, "_loss_tracker", keras_private.LossOfCounted())
 
@@ -117,6 +118,13 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         finally:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
+
+    def get_compile_config(self) -> Any:
+        """Return the arguments of `compile` as plain values."""
+        config = super().get_compile_config()
+        if config is None or self._private_state.reports_metrics:
+            return config
+        return {**config, "report_training_metrics": False}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile the model as it was compiled when it was saved."""

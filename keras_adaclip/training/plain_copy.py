@@ -4,6 +4,7 @@ A mixin without a Keras base.
 """
 
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ class PlainCopy(PrivacySpending):
         if delta is not None:
             # A wrong delta is refused before anything is written.
             PrivacySpent.from_ledger(self.privacy_ledger, delta)
+        made, is_public = self._preprocessing_in_words(), self.public_preprocessing
+        if made and not is_public:
+            warnings.warn(
+                f"The plain model holds tables that `adapt` has made from data: {made}. Epsilon "
+                "does not cover them, unless the data were public: `privatize(model, "
+                "public_preprocessing=True)`.",
+                stacklevel=2,
+            )
         keras_private.write_back_variables(self)
         plain = _plain_copy(self)
         copies = [*plain.variables, *keras_private.flatten_layers(plain)]

@@ -17,6 +17,7 @@ import keras
 
 from keras_adaclip.accounting import (
     NO_TUNING,
+    STATED_PUBLIC,
     Ledger,
     PrivacyReport,
     PrivacySpent,
@@ -54,6 +55,7 @@ class PrivateState:
         row_of_zeros: Inputs of one example, to compute the values of these variables.
         account: The ledger of a model without an optimizer.
         contributes: Whether steps return the clipped sum of clients instead of applying it.
+        reports_metrics: Whether logs hold the loss and metrics of the training rows.
         delta: That of the first `PrivacyCallback` of the latest `fit` with one.
         saved_ledger: The part of the model that Keras saves and loads as its ledger.
     """
@@ -72,6 +74,7 @@ class PrivateState:
     account: Account = dataclasses.field(default_factory=Account)
     contributes: bool = False
     delta: float | None = None
+    reports_metrics: bool = True
     saved_ledger: Any = None
 
 
@@ -85,10 +88,13 @@ class PrivacySpending(_MixedIn):
             ones too.
         tuning: How the model was chosen among others, in words, if its ledger does not count
             that. Saved with the model.
+        public_preprocessing: The user's word that what `adapt` has made of data came from public
+            data. Saved with the model.
     """
 
     privacy_unit: str = "example"
     tuning: str = NO_TUNING
+    public_preprocessing: bool = False
     pledged_ledger: Ledger | None = None
 
     @property
@@ -250,6 +256,7 @@ class PrivacySpending(_MixedIn):
             **facts,
             "unit": self.privacy_unit,
             "tuning": self.tuning,
+            "preprocessing": self._preprocessing_in_words(),
             "model_name": self.name,
             "versions": {
                 **software_versions(),
@@ -258,6 +265,12 @@ class PrivacySpending(_MixedIn):
                 backend_name: sys.modules[backend_name].__version__,
             },
         }
+
+    def _preprocessing_in_words(self) -> str:
+        """Return which layers hold tables made from data, "" for none."""
+        if self.public_preprocessing:
+            return STATED_PUBLIC
+        return ", ".join(layer.name for layer in keras_private.adapted_layers(self))
 
     def _remark_on_noise(self) -> str:
         """Return a remark on the noise for the report, to be appended to that on clipping."""

@@ -50,7 +50,8 @@ def branches():
 def normalized():
     normalization = layers.Normalization()
     normalization.adapt(X + 3)
-    return ka.federate(stack(normalization, layers.Dense(2), cls=keras.Sequential))
+    plain = stack(normalization, layers.Dense(2), cls=keras.Sequential)
+    return ka.federate(plain, public_preprocessing=True)
 
 
 def quantized():
