@@ -278,8 +278,8 @@ class SavedState(PlainCopy):
         facts = state.pop(FACTS_KEY, None)
         known = {} if facts is None else facts_from_array(facts)
         tuning = known.get("tuning", NO_TUNING)
-        self._load_privacy_state(state)
         self.public_preprocessing |= known.get("preprocessing") == STATED_PUBLIC
+        self._load_privacy_state(state)
         if self.tuning == NO_TUNING:
             self.tuning = tuning
         # A tuner that loads a trial has counted more trials since than the file tells.
