@@ -69,7 +69,7 @@ def test_a_source_trains_as_arrays_do():
 
 
 def test_class_weights_are_weights_of_the_examples():
-    class_weight = {0: 3.0, 2: 0.25}
+    class_weight = {0: 3.0, 1: 1.0, 2: 0.25}
     weights = np.array([class_weight.get(label, 1.0) for label in Y], "float32")
     expected = trained(PoissonDataset(X, Y, weights, **OPTIONS))
     for data in (from_source(), PoissonDataset(X, Y, **OPTIONS)):

@@ -50,6 +50,7 @@ _CONTRACT = (
     "tests/backend",
     "tests/federated/test_round.py",
     *(f"tests/gradients/test_{kind}.py" for kind in _GRADIENTS),
+    "tests/models/test_before_the_first_step.py::test_a_mistake_is_told_before_the_first_step",
     "tests/models/test_golden_runs.py",
     *(f"tests/models/test_refusals.py::{name}" for name in _REFUSALS),
     "tests/models/test_strings.py",

@@ -39,7 +39,7 @@ from keras_adaclip.accounting.kinds import Sampling, Unit
 from keras_adaclip.accounting.ledger import Ledger
 from keras_adaclip.accounting.planning import PrivacyPlan, plan
 from keras_adaclip.accounting.report import PrivacyReport, check_report_path, software_versions
-from keras_adaclip.accounting.report_words import NO_TUNING
+from keras_adaclip.accounting.report_words import NO_TUNING, STATED_PUBLIC
 from keras_adaclip.accounting.row import LedgerRow, Mechanism, rows_of_epochs
 from keras_adaclip.accounting.saved_ledger import (
     CHANGED,

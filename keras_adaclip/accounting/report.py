@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from keras_adaclip._checks import check_between_0_and_1, check_choice
-from keras_adaclip.accounting.epsilon import ledger_epsilon, selections_in_words
+from keras_adaclip.accounting.epsilon import ledger_epsilon, rounded_up, selections_in_words
 from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.kinds import Sampling, Unit
@@ -51,9 +51,12 @@ class PrivacyReport(ReportInWords):
         epsilon_with_selection: Epsilon of the best of a random number of such runs, the one to
             quote if the run was chosen in this way; None if it was not.
         versions: The versions of the software, by name.
+        at_target: Epsilon at the delta of the plan or of a target, in words, if that is another
+            delta; otherwise empty.
         clipping: How contributions are bounded and what that costs, in words.
         seeds: Whether noise and sampling can be reproduced, in words.
         tuning: What choosing hyperparameters cost, in words.
+        preprocessing: Layers whose tables or moments `adapt` has made from data, in words.
         weights: Digest of the model's weights, and whether they are those that private training
             left, in words.
         model_name: Name of the model.
@@ -122,6 +125,9 @@ class PrivacyReport(ReportInWords):
             ValueError: If an argument is out of range.
         """
         delta = check_between_0_and_1("delta", delta)
+        promised, at_target = getattr(rows, "promised_delta", 1.0), ""
+        if promised < 1.0 and promised != delta:
+            at_target = f"{rounded_up(ledger_epsilon(rows, promised))} at delta = {promised:g}"
         rows = tuple(row for row in rows if row.steps > 0)
         unit = check_choice("unit", unit, [each.label for each in Unit])
         unit = rows[0].unit.label if rows else unit
@@ -147,6 +153,7 @@ class PrivacyReport(ReportInWords):
             versions=_with_own_versions(versions or {}),
             model_file=None if model_file is None else Path(model_file).name,
             model_file_sha256=None if model_file is None else _sha256(model_file),
+            at_target=at_target,
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             **{name: str(text) for name, text in facts.items() if text},
         )

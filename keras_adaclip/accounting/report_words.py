@@ -36,6 +36,7 @@ _IN_MARKDOWN = str.maketrans(
 )
 
 NO_TUNING = "none is counted: epsilon is that of the training run alone"
+STATED_PUBLIC = "of public data, as stated"
 _NOT_KNOWN = "not known here"
 _NOT_STATED = "not stated"
 NOTHING_RAN = "No step has run: the training data have not been used."
@@ -116,9 +117,11 @@ class ReportInWords:
     gaussian_mu: float
     epsilon_with_selection: float | None
     versions: Mapping[str, str]
+    at_target: str = ""
     clipping: str = _NOT_KNOWN
     seeds: str = _NOT_KNOWN
     tuning: str = NO_TUNING
+    preprocessing: str = ""
     weights: str = _NOT_KNOWN
     model_name: str = _NOT_KNOWN
     model_file: str | None = None
@@ -249,7 +252,11 @@ class ReportInWords:
         """What epsilon does not cover."""
         choices = _OTHER_CHOICES if self.is_best_of_several else _CHOICES
         texts = (*_NOT_COVERED, *([_SCORES_OF_SELECTION] if self.is_selected else []))
-        return tuple(text.format(unit=self.unit, choices=choices) for text in texts)
+        words = [text.format(unit=self.unit, choices=choices) for text in texts]
+        if self.preprocessing:
+            made = f"These tables were made from data: {self.preprocessing}."
+            words.append(f"{made} Not covered, unless the data were public.")
+        return tuple(words)
 
     def to_text(self) -> str:
         """Return the report as text."""
@@ -318,8 +325,9 @@ class ReportInWords:
             of_one = ", one run"
             with_selection = [("with the selection", rounded_up(self.epsilon_with_selection))]
         accountant, epsilon = "RDP" if is_rdp else "PLD", rounded_up(self.epsilon_pld)
+        aim = f"; {self.at_target}, for which the target was set" if self.at_target else ""
         return [
-            (f"epsilon{of_one}", f"{epsilon} at delta = {self.delta:g} ({accountant})"),
+            (f"epsilon{of_one}", f"{epsilon} at delta = {self.delta:g} ({accountant}){aim}"),
             *with_selection,
             ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
             ("without amplification", without_amplification),

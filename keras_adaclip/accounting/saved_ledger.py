@@ -34,7 +34,7 @@ _OPTIMIZER = "optimizer"
 _MOST_NUMBERS = 1 << 26
 # Keras does not compress the weights. Beyond this, a small file would fill the memory.
 _MOST_EXPANSION = 100
-_TEXTS = ("unit", "clipping", "seeds", "tuning", "model_name")
+_TEXTS = ("unit", "clipping", "seeds", "tuning", "preprocessing", "model_name")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +129,7 @@ def facts_from_array(values: npt.NDArray[Any]) -> dict[str, Any]:
     try:
         facts = json.loads(values.astype(np.uint8).tobytes())
         versions = {_printable(name): _printable(each) for name, each in facts["versions"].items()}
+        facts.setdefault("preprocessing", "")  # Files of version 0.3 have none.
         texts = {name: _printable(facts[name]) for name in _TEXTS}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

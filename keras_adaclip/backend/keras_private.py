@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src import backend as keras_backend
 from keras.src.backend import compute_output_spec, core, get_keras_mask, set_keras_mask
 from keras.src.backend import random as random_functions
@@ -421,10 +422,8 @@ def _called_on_logits(
 ) -> Any:
     """Return the compiled loss, with cross-entropies of logits where these are known."""
     given, changed, uses = keras.tree.flatten(y_pred), list[Any](), dict[int, list[Any]]()
-    structure = keras.tree.flatten_with_path(compiled._y_pred_build_structure)
-    numbers = {path: number for number, (path, _) in enumerate(structure)}
-    for entry in compiled._flat_losses if compiled.built else ():
-        uses.setdefault(id(entry.loss), [entry.loss]).append(numbers.get(entry.path))
+    for loss, number in _numbered_losses(compiled) if compiled.built else ():
+        uses.setdefault(id(loss), [loss]).append(number)
     for loss, *own in uses.values():
         logits = [None if number is None else logits_for(loss, given[number]) for number in own]
         if all(each is not None for each in logits):  # Outputs may share a loss.
@@ -435,17 +434,111 @@ def _called_on_logits(
         return call(y_true, keras.tree.pack_sequence_as(y_pred, given), sample_weight)
 
 
+def _numbered_losses(compiled: Any) -> list[tuple[Any, int | None]]:
+    """Return each loss with the number of its output, None if it has several."""
+    structure = keras.tree.flatten_with_path(compiled._y_pred_build_structure)
+    numbers = {path: number for number, (path, _) in enumerate(structure)}
+    return [(entry.loss, numbers.get(entry.path)) for entry in compiled._flat_losses]
+
+
+def losses_without_logits(model: keras.Model, y_pred: Any) -> list[str]:
+    """Return the names of cross-entropies of probabilities whose logits are not known.
+
+    Args:
+        model: A compiled model, built or not.
+        y_pred: Its outputs for some rows.
+    """
+    compiled, given = model._compile_loss, keras.tree.flatten(y_pred)
+    if not compiled.built:
+        compiled = type(compiled)(compiled._user_loss, output_names=compiled.output_names)
+        compiled.build(y_pred, y_pred)
+    return [
+        loss.name
+        for loss, number in _numbered_losses(compiled)
+        if number is not None
+        and any(kind_of_loss(loss)[0] in names for names in _CROSS_ENTROPIES)
+        and not kind_of_loss(loss)[1].get("from_logits")
+        and logits_for(loss, given[number]) is None
+    ]
+
+
+def adapted_layers(model: keras.Model) -> list[keras.Layer]:
+    """Return the layers whose tables or moments `adapt` has made, rather than an argument."""
+    layers = flatten_layers(model)
+    inner = {id(getattr(layer, "_lookup_layer", None)) for layer in layers}
+
+    def is_adapted(layer: keras.Layer) -> bool:
+        """Return whether `adapt` has made the state of a layer."""
+        kinds = keras.layers
+        if isinstance(layer, (kinds.TextVectorization, kinds.StringLookup, kinds.IntegerLookup)):
+            is_given = layer._has_input_vocabulary or id(layer) in inner
+            return not is_given and bool(layer.get_vocabulary(include_special_tokens=False))
+        if isinstance(layer, kinds.Normalization):
+            if layer.input_mean is not None or not layer.built:
+                return False
+            moments = zip((layer.adapt_mean, layer.adapt_variance), (0.0, 1.0), strict=True)
+            return any((keras.ops.convert_to_numpy(each) != start).any() for each, start in moments)
+        is_binned = isinstance(layer, kinds.Discretization) and layer.num_bins is not None
+        return is_binned and layer.bin_boundaries is not None
+
+    return [layer for layer in layers if is_adapted(layer)]
+
+
 def logits_for(loss: Any, value: Tensor) -> Tensor | None:
     """Return the logits of predictions of which a loss of Keras is the cross-entropy, or None."""
-    name, given = (
-        getattr(getattr(loss, "fn", None), "__name__", ""),
-        getattr(loss, "_fn_kwargs", {}),
-    )
-    is_own = not type(loss).__module__.startswith("keras.")
-    if is_own or given.get("from_logits") or given.get("axis", -1) != -1:
+    name, given = kind_of_loss(loss)
+    if given.get("from_logits") or given.get("axis", -1) != -1:
         return None
     places = (place for place, names in enumerate(_CROSS_ENTROPIES, 1) if name in names)
     return next((marks_of(value)[place] for place in places), None)
+
+
+def is_of_keras(loss: Any) -> bool:
+    """Return whether neither the class nor the function of a loss is the user's."""
+    # The class of a function's wrapper is Keras's, and so is the function of a user's subclass.
+    origins = (type(loss), getattr(loss, "fn", type(loss)))
+    return all(getattr(each, "__module__", "").startswith("keras.") for each in origins)
+
+
+def kind_of_loss(loss: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name of the function of a loss of Keras and its options, "" for other losses."""
+    name = getattr(getattr(loss, "fn", None), "__name__", "") if is_of_keras(loss) else ""
+    return name, getattr(loss, "_fn_kwargs", {})
+
+
+def given_to_losses(
+    model: keras.Model, x: Any, y: Any, sample_weight: Any
+) -> list[tuple[Any, Any, np.ndarray, Any]]:
+    """Return each compiled loss with the targets, outputs and weights that Keras gives it.
+
+    Args:
+        model: A compiled and built model.
+        x: A few inputs, for the shapes of the outputs.
+        y: The targets, which the result holds.
+        sample_weight: Their weights, or None.
+
+    Returns:
+        For each loss the targets, zeros of the shape of the output for `x`, and the weights.
+    """
+    compiled, found = model._compile_loss, list[Any]()
+    if compiled is None or y is None:
+        return found
+
+    def noting(entry: Any) -> Any:
+        """Return a loss that notes what it is called with."""
+
+        def note(*given: Any) -> float:
+            """Note the arguments."""
+            found.append((entry.loss, *given))
+            return 0.0
+
+        return entry._replace(loss=note)
+
+    outputs = keras.tree.map_structure(lambda each: np.zeros(each.shape), outputs_for(model, x))
+    noted = [noting(entry) for entry in compiled._flat_losses]
+    with replaced_attributes([(compiled, "_flat_losses", noted)]), keras.StatelessScope():
+        compiled.call(y, outputs, sample_weight)
+    return found
 
 
 def marked_like(value: Tensor, other: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

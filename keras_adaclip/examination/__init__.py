@@ -6,6 +6,7 @@ from keras_adaclip.examination.losses import (
     LossFinding,
     examine_loss,
     handled_missing,
+    refuse_labels,
     remark_on_unreached,
 )
 from keras_adaclip.examination.refusals import (
@@ -15,6 +16,7 @@ from keras_adaclip.examination.refusals import (
     layer_issues,
     masked_metric_issues,
     metric_issues,
+    notes,
     refuse_other_weights,
     refuse_unsupported,
     refusing_batch_statistics,

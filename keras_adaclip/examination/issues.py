@@ -60,14 +60,16 @@ class PrivacyIssue:
         layer: Name of the layer, variable, loss, metric or option.
         reason: Why it breaks the guarantee.
         fix: What to do about it.
+        is_note: Whether it is something to know rather than to refuse: `fit` prints it.
     """
 
     layer: str
     reason: str
     fix: str
+    is_note: bool = False
 
     def __str__(self) -> str:
-        return f"{self.layer}: {self.reason} {self.fix}"
+        return f"{'Note on ' * self.is_note}{self.layer}: {self.reason} {self.fix}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class OwnLoss:
         if keras_private.is_own(model, "compute_loss"):
             return cls("compute_loss")
         losses = keras_private.compiled_losses(model)
-        names = [loss.name for loss in losses if not _is_of_keras(loss)]
+        names = [loss.name for loss in losses if not keras_private.is_of_keras(loss)]
         return cls(", ".join(names)) if names else None
 
 
@@ -150,10 +152,3 @@ def batch_normalization_issue(model: keras.Model, layer: keras.Layer) -> Privacy
         "in its place; if a class of your own creates it, use GroupNormalization there or call it "
         "with `training=False`. Or freeze it with `layer.trainable = False`.",
     )
-
-
-def _is_of_keras(loss: Any) -> bool:
-    """Return whether neither the class nor the function of a loss is the user's."""
-    # The class of a function's wrapper is Keras's, and so is the function of a user's subclass.
-    origins = (type(loss), getattr(loss, "fn", type(loss)))
-    return all(getattr(each, "__module__", "").startswith("keras.") for each in origins)

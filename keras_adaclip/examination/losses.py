@@ -19,10 +19,13 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.examination.issues import OwnLoss, PrivacyIssue, refuse
 from keras_adaclip.examination.rows import SampleRows
 from keras_adaclip.gradients import Batch, GradientPlan, is_differentiable
+from keras_adaclip.sampling import as_array
 
 Tensor = Any
 # Enough for several rows of one class, which losses that compare rows tell apart.
 _NUM_ROWS = 6
+# Further labels are not looked at.
+_MOST_LABELS = 1 << 28
 _TOLERANCE = 1e-3
 _FINE = ("", "")
 _MIXING_LOSS = (
@@ -96,6 +99,56 @@ def examine_loss(model: keras.Model, sample: SampleRows, is_weighted: bool) -> L
         name = ", ".join(loss.name for loss in losses) if own is None else own.name
         return LossFinding([PrivacyIssue(name, *told)])
     return LossFinding([], remark, handled_missing(model, sample))
+
+
+def refuse_labels(model: keras.Model, rows: Batch, known: Batch) -> None:
+    """Raise if labels lie outside of what a cross-entropy of Keras is defined for.
+
+    Labels that are not finite, that `ignore_class` names or whose weight is 0 are left alone.
+
+    Args:
+        model: A compiled and built model.
+        rows: A few examples.
+        known: The examples whose labels may be read.
+
+    Raises:
+        ValueError: With the range of the labels, which is not private.
+    """
+    if keras_private.is_own(model, "compute_loss"):
+        return
+    parts = (rows.x, known.y, known.sample_weight)
+    # Where the model does not run, its examination says why.
+    given, _ = backend.attempt(keras_private.given_to_losses, model, *parts)
+    for loss, targets, outputs, weights in given or ():
+        name, options = keras_private.kind_of_loss(loss)
+        if "crossentropy" not in name:
+            continue
+        most, allowed, advice = 1, "between 0 and 1", "Write 0 for -1, or take a hinge loss"
+        if is_sparse := name.startswith("sparse"):
+            most = outputs.shape[options.get("axis", -1)] - 1
+            allowed = f"from 0 to {most}, as the output has {most + 1} units"
+            advice = "Number the classes from 0, and name a label to leave out by `ignore_class`"
+        if is_sparse and most == 0:
+            raise ValueError(
+                f"Loss {loss.name!r} takes one unit for each class, and the output has one unit, "
+                "which would predict the same class always. Give two classes two units, or train "
+                "one unit with a sigmoid and `binary_crossentropy`. Nothing was trained."
+            )
+        labels = as_array(targets)
+        labels = labels[: max(_MOST_LABELS // max(labels[:1].size, 1), 1)]
+        wrong = ~((labels >= 0) & (labels <= most)) & np.isfinite(labels)
+        wrong &= labels != options.get("ignore_class")
+        if weights is not None:
+            weights = as_array(weights)[: len(labels)]
+            shape = (*weights.shape, *[1] * labels.ndim)[: labels.ndim]
+            wrong &= weights.reshape(shape) != 0
+        if wrong.any():
+            found = labels[np.isfinite(labels)]
+            raise ValueError(
+                f"Loss {loss.name!r} takes labels {allowed}. Received labels from "
+                f"{found.min():g} to {found.max():g} (which is not private). {advice}. Nothing was "
+                "trained."
+            )
 
 
 def handled_missing(model: keras.Model, sample: SampleRows) -> tuple[bool, ...]:

@@ -21,6 +21,16 @@ _MASKED_METRIC = (
     "Batches are padded, and the metric does not take the mask of their rows as `sample_weight`.",
     "Let it return a number for each example or each position, and not one for the batch.",
 )
+_ADAPTED = (
+    "`adapt` has made its tables or moments from data, and epsilon does not cover that.",
+    "Give the vocabulary, boundaries or moments as arguments, or say that the data were public: "
+    "`privatize(model, public_preprocessing=True)`.",
+)
+_NO_LOGITS = (
+    "It takes probabilities that are not the result of a sigmoid or softmax, and has no gradient "
+    "where they saturate.",
+    "End the model with one of these activations, or with logits and `from_logits=True`.",
+)
 # The methods of Keras's trainers (the third is that of JAX) that train.
 _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
 
@@ -28,6 +38,31 @@ _STEPS = ("train_step", "make_train_function", "compute_loss_and_updates")
 def issues_of_parts(model: keras.Model) -> list[PrivacyIssue]:
     """Return the issues that layers, methods, optimizer and metrics show without a run."""
     return layer_issues(model) + compile_issues(model) + metric_issues(model)
+
+
+def notes(model: keras.Model, sample: SampleRows | None) -> list[PrivacyIssue]:
+    """Return what a user should know of a model, and is no reason to refuse it.
+
+    Args:
+        model: A model, compiled or not.
+        sample: Makes rows up, to see what the loss is given; None for a model of unknown inputs.
+    """
+    adapted = keras_private.adapted_layers(model)
+    found = [PrivacyIssue(layer.name, *_ADAPTED, is_note=True) for layer in adapted]
+    found = [] if getattr(model, "public_preprocessing", False) else found
+    has_loss = getattr(model, "loss", None) and not keras_private.is_own(model, "compute_loss")
+    if sample is None or not has_loss:
+        return found
+
+    def names() -> list[str]:
+        """Return the losses that see probabilities alone."""
+        with keras.StatelessScope([(each, each.value) for each in model.variables]):
+            y_pred = gradients.call_model(model, sample.batch().x, training=False)
+            return keras_private.losses_without_logits(model, y_pred)
+
+    # A model that does not run has other issues.
+    named, _ = backend.attempt(names)
+    return found + [PrivacyIssue(name, *_NO_LOGITS, is_note=True) for name in named or ()]
 
 
 def refuse_unsupported(model: keras.Model) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_adaclip.federated.fit import FederatedTraining
-from keras_adaclip.training import SubclassedForm, converted
+from keras_adaclip.training import SequentialForm, SubclassedForm, converted
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -25,6 +25,7 @@ class FederatedModel(SubclassedForm, FederatedTraining, keras.Model):
         inputs: Symbolic inputs, as for `keras.Model`.
         outputs: Symbolic outputs, as for `keras.Model`.
         name: The name of the model.
+        public_preprocessing: As for `privatize`.
 
     Guarantees:
         The weights after `fit` are (epsilon, delta)-differentially private for adding or removing
@@ -51,13 +52,14 @@ class FederatedModel(SubclassedForm, FederatedTraining, keras.Model):
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
-class FederatedSequential(FederatedTraining, keras.Sequential):
+class FederatedSequential(SequentialForm, FederatedTraining, keras.Sequential):
     """A `keras.Sequential` that trains on clipped and noised contributions of clients.
 
     Args:
         layers: The list of layers, as for `keras.Sequential`.
         trainable: Whether the weights are trained.
         name: The name of the model.
+        public_preprocessing: As for `privatize`.
 
     Guarantees:
         Those of `FederatedModel`.
@@ -71,7 +73,12 @@ class FederatedSequential(FederatedTraining, keras.Sequential):
     """
 
 
-def federate(model: keras.Model, replace_batch_normalization: bool = False) -> Any:
+def federate(
+    model: keras.Model,
+    replace_batch_normalization: bool = False,
+    *,
+    public_preprocessing: bool = False,
+) -> Any:
     """Return a federated model that shares the layers and weights of a Keras model.
 
     The new model must be compiled: the settings of `model.compile` are not taken over.
@@ -80,6 +87,7 @@ def federate(model: keras.Model, replace_batch_normalization: bool = False) -> A
         model: A Functional or Sequential model. It is not changed, but shares its weights.
         replace_batch_normalization: Whether every `BatchNormalization` is replaced by a new
             `GroupNormalization`. The weights of the other layers stay shared.
+        public_preprocessing: As for `privatize`.
 
     Returns:
         A `FederatedModel` or a `FederatedSequential`, to be compiled with a `DPOptimizer`.
@@ -97,4 +105,6 @@ def federate(model: keras.Model, replace_batch_normalization: bool = False) -> A
     """
     if isinstance(model, FederatedTraining):
         raise TypeError("Argument `model` must not be federated already.")
-    return converted(model, FederatedSequential, FederatedModel, replace_batch_normalization)
+    federated = converted(model, FederatedSequential, FederatedModel, replace_batch_normalization)
+    federated.public_preprocessing = public_preprocessing
+    return federated

@@ -74,8 +74,8 @@ class FederatedTraining(training.TrainingBase):
             loss: As for Keras.
             metrics: As for Keras. During `fit` they are those of the clients' local steps.
             jit_compile: As for Keras; not on PyTorch.
-            **keras_arguments: `loss_weights`, `weighted_metrics`, `run_eagerly` and
-                `steps_per_execution`, as for Keras.
+            **keras_arguments: `report_training_metrics`, as for `PrivateModel`; `loss_weights`,
+                `weighted_metrics`, `run_eagerly` and `steps_per_execution`, as for Keras.
 
         Raises:
             TypeError: If an argument is of the wrong type.
@@ -194,6 +194,7 @@ class FederatedTraining(training.TrainingBase):
             validation_data = validation_data.all_examples()
         validation_data = training.for_keras(validation_data)
         self._prepare_rounds(data, input_ranges)
+        self._try_validation(validation_data, validation_batch_size)
         is_pass, num_epochs = data.sampling is Sampling.SHUFFLE, epochs - initial_epoch
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
             return super().fit(
@@ -330,6 +331,7 @@ class FederatedTraining(training.TrainingBase):
             state.examined.clear()
             state.planned_for = kinds
         sample = examination.SampleRows(self, rows, data.known or rows, input_ranges)
+        state.remarks = [*map(str, examination.notes(self, None))]
         finding = preparation.refuse_unsound_rounds(self, sample, cohorts.row_counts)
         self._assign_in_steps(finding.assigned, rows)
         chunk_size, is_vectorized = preparation.lanes_of(self, cohorts, finding.branches)

@@ -48,7 +48,8 @@ class PrivacyCheck(list[PrivacyIssue]):
 
     def __str__(self) -> str:
         """Return the issues, one a line, a table of the layers, and why a step is slow if it is."""
-        parts = ["\n".join(f"- {issue}" for issue in self) or "No issue was found."]
+        lines = [] if any(not issue.is_note for issue in self) else ["No issue was found."]
+        parts = ["\n".join([*lines, *(f"- {issue}" for issue in self)])]
         if self.ways:
             parts.append(_as_table(self.ways))
         if self.slow_reason is not None:
@@ -72,7 +73,9 @@ def check(model: keras.Model) -> PrivacyCheck:
         model: Any Keras model; compiled ones are examined with their optimizer and metrics.
 
     Returns:
-        The issues, each with layer name, reason and fix; empty if none was found. `print` also
+        The issues, each with layer name, reason and fix, and notes (`is_note`), which `fit` prints
+        and does not refuse: tables made by `adapt`, losses of probabilities whose logits are not
+        known. Empty if none was found. `print` also
         shows a table with one line a layer: the rule of its per-example gradients, how their norms
         are found, and the memory that one example takes between norms and sums. `slow_reason` says
         why a step would take one example after another; it is None if it takes all at once.
@@ -90,6 +93,14 @@ def check(model: keras.Model) -> PrivacyCheck:
     Layer                            Rule                  Norms          Memory
     head (Dense)                     Dense                 two norms      40 B
     """
+    found = _checked(model)
+    sample = None if found.failure else _made_up_rows(model)
+    found.extend(examination.notes(model, sample))
+    return found
+
+
+def _checked(model: keras.Model) -> PrivacyCheck:
+    """Return the issues of a model, and how its gradients would be computed."""
     issues = examination.issues_of_parts(model)
     try:
         sample = None if issues else _made_up_rows(model)

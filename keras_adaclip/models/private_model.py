@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_adaclip.models.private_training import PrivateTraining
-from keras_adaclip.training import SubclassedForm, converted
+from keras_adaclip.training import SequentialForm, SubclassedForm, converted
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -24,6 +24,7 @@ class PrivateModel(SubclassedForm, PrivateTraining, keras.Model):
         inputs: Symbolic inputs, as for `keras.Model`.
         outputs: Symbolic outputs, as for `keras.Model`.
         name: Name of the model.
+        public_preprocessing: Your word that what `adapt` has made of data came from public data.
 
     Guarantees:
         The weights after `fit` are (epsilon, delta)-differentially private for adding or removing
@@ -47,13 +48,14 @@ class PrivateModel(SubclassedForm, PrivateTraining, keras.Model):
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
-class PrivateSequential(PrivateTraining, keras.Sequential):
+class PrivateSequential(SequentialForm, PrivateTraining, keras.Sequential):
     """A `keras.Sequential` that trains on clipped and noised gradients of single examples.
 
     Args:
         layers: List of layers, as for `keras.Sequential`.
         trainable: Whether the weights are trained.
         name: Name of the model.
+        public_preprocessing: Your word that what `adapt` has made of data came from public data.
 
     Guarantees:
         Those of `PrivateModel`.
@@ -70,7 +72,12 @@ class PrivateSequential(PrivateTraining, keras.Sequential):
     """
 
 
-def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> Any:
+def privatize(
+    model: keras.Model,
+    replace_batch_normalization: bool = False,
+    *,
+    public_preprocessing: bool = False,
+) -> Any:
     """Return a private model that shares the layers and weights of a Keras model.
 
     The new model is not compiled.
@@ -80,6 +87,9 @@ def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> 
             new model.
         replace_batch_normalization: Whether every `BatchNormalization` is replaced by a new
             `GroupNormalization`. The weights of the other layers stay shared.
+        public_preprocessing: Your word that what `adapt` has made of data (vocabularies, moments,
+            boundaries) came from public data. Otherwise `check`, the report and `to_keras` name
+            such layers.
 
     Returns:
         A `PrivateModel` or a `PrivateSequential`, to be compiled with a `DPOptimizer`.
@@ -97,4 +107,6 @@ def privatize(model: keras.Model, replace_batch_normalization: bool = False) -> 
     """
     if isinstance(model, PrivateTraining):
         raise TypeError("The model is private already. Received: a private model")
-    return converted(model, PrivateSequential, PrivateModel, replace_batch_normalization)
+    private = converted(model, PrivateSequential, PrivateModel, replace_batch_normalization)
+    private.public_preprocessing = public_preprocessing
+    return private

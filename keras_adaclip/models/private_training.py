@@ -53,7 +53,9 @@ class PrivateTraining(training.TrainingBase):
             metrics: As for Keras.
             weighted_metrics: As for Keras.
             **options: `run_eagerly`, `steps_per_execution` (TensorFlow and JAX) and `jit_compile`
-                (not on PyTorch), as for Keras. On JAX, training steps are compiled also with layers
+                (not on PyTorch), as for Keras. `report_training_metrics=False` leaves the loss and
+                metrics of the training rows, which epsilon does not cover, out of logs, `History`
+                and the bar. On JAX, training steps are compiled also with layers
                 that Keras does not compile, such as `RandomZoom`; `run_eagerly=True` runs them
                 operation by operation. `auto_scale_loss` is ignored: norms, sums and noise are
                 float32 in every precision.
@@ -180,6 +182,9 @@ class PrivateTraining(training.TrainingBase):
         if augmentation is not None or self._wants_diagnostics(callbacks):
             self.train_function = None
         sizes = self._prepare(data, input_ranges)
+        validation_data = training_data.for_keras(validation_data)
+        self._try_validation(validation_data, validation_batch_size)
+        data.warn_of_rows()
         examined = data
         data, callbacks = self._planned(examined, callbacks, num_epochs, is_pass)
         if data.max_batch_size != examined.max_batch_size:
@@ -191,7 +196,7 @@ class PrivateTraining(training.TrainingBase):
                 epochs=epochs,
                 verbose=verbose,
                 callbacks=ordered,
-                validation_data=training_data.for_keras(validation_data),
+                validation_data=validation_data,
                 initial_epoch=initial_epoch,
                 validation_steps=validation_steps,
                 validation_batch_size=validation_batch_size,
@@ -261,6 +266,8 @@ class PrivateTraining(training.TrainingBase):
         state, rows = self._private_state, data.rows
         keras_private.build_for_training(self, rows.x, rows.y, rows.sample_weight)
         examination.refuse_other_weights(self)
+        if data.known is not None and (state.plan is None or not any_length):
+            examination.refuse_labels(self, rows, data.known)
         # Building may have made further layers.
         examination.refuse(self, examination.layer_issues(self))
         kinds, known = self._kinds_of(data), state.planned_for
@@ -288,7 +295,8 @@ class PrivateTraining(training.TrainingBase):
                 method = self.optimizer.gradient_method
                 plan = make_plan(self, made, method, of_data, suggested)
                 state.remarks = [
-                    *filter(None, (loss.remark, examination.remark_on_unreached(self, plan)))
+                    *filter(None, (loss.remark, examination.remark_on_unreached(self, plan))),
+                    *map(str, examination.notes(self, sample)),
                 ]
                 self._set_in_steps("handles_missing", loss.handles_missing)
                 state.plan = dataclasses.replace(plan, most_rows=most_rows)

@@ -16,6 +16,7 @@ from keras_adaclip.sampling.arrays import (
     filled,
     from_frames,
     holds_strings,
+    most_copies,
     num_rows_not_finite,
     padding,
     written_out,

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,6 +95,29 @@ def num_rows_not_finite(parts: Any) -> int:
         if array is not None and array.dtype.kind == "f" and array.size <= _MOST_NUMBERS:
             wrong = wrong | ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
     return int(wrong.sum())
+
+
+def most_copies(parts: Any) -> tuple[int, int]:
+    """Return how often the most frequent row stands, and how many rows differ.
+
+    Returns 0 and 0 where copies surprise nobody (rows of whole numbers, most of which are copies),
+    for sparse rows, and for more than 2**28 numbers.
+
+    Args:
+        parts: A structure of arrays with the same number of rows, and None.
+    """
+    given = [part for part in keras.tree.flatten(parts) if part is not None]
+    if any(isinstance(part, SparseRows) for part in given):
+        return 0, 0
+    arrays = list(map(as_array, given))
+    if sum(array.size for array in arrays) > _MOST_NUMBERS:
+        return 0, 0
+    texts = [array.astype("U") if array.dtype.kind == "O" else array for array in arrays]
+    rows = zip(*texts, strict=True)
+    counts = Counter(hash(tuple(part.tobytes() for part in row)) for row in rows)
+    heads = [array[:100] for array in arrays if array.dtype.kind == "f"]
+    is_fine = 2 * len(counts) > len(arrays[0]) or any((head % 1).any() for head in heads)
+    return (max(counts.values()), len(counts)) if is_fine else (0, 0)
 
 
 def holds_strings(array: np.ndarray) -> bool:

@@ -4,7 +4,7 @@
 """
 
 from keras_adaclip.training.base import TrainingBase, flattened
-from keras_adaclip.training.model_forms import SubclassedForm, converted
+from keras_adaclip.training.model_forms import SequentialForm, SubclassedForm, converted
 from keras_adaclip.training.processes import on_all_devices, refuse_other_settings
 from keras_adaclip.training.step_parts import (
     CONVOLUTIONS,

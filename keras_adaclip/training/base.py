@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_adaclip import backend
@@ -22,7 +23,7 @@ from keras_adaclip.training import run_callbacks, weights
 from keras_adaclip.training.processes import refuse_disagreement
 from keras_adaclip.training.saved_state import SavedState
 from keras_adaclip.training.step_parts import keeping_metrics_only
-from keras_adaclip.training.training_data import TrainingData, for_keras
+from keras_adaclip.training.training_data import TrainingData, for_keras, is_array_data
 
 # The callbacks that are prepared before training and called before the user's.
 _OURS = (own_callbacks.PrivacyCallback, own_callbacks.ClippingMonitor, own_callbacks.AuditCallback)
@@ -63,6 +64,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile as Keras does, with a loss that counts what steps leave out."""
+        self._private_state.reports_metrics = kwargs.pop("report_training_metrics", True)
         super().compile(*args, **kwargs)
         keras_private.set_attribute(self, "_loss_tracker", keras_private.LossOfCounted())
 
@@ -73,12 +75,56 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
                 "Call `compile(optimizer=keras_adaclip.optimizers.DPOptimizer(...))` before "
                 "training a private model."
             )
+        if self.loss is None and not keras_private.is_own(self, "compute_loss"):
+            raise ValueError(
+                f"Model {self.name!r} was compiled with no loss, so there is nothing to train for. "
+                "Give `compile(optimizer, loss=...)`, or override `compute_loss`. Received: "
+                "loss=None"
+            )
         if self.optimizer.is_in_a_run:
             raise RuntimeError(
                 "`fit` or `train_on_batch` was called while a `fit` with the same optimizer is "
                 "under way, whose steps would then be counted as the inner one's. Call it after "
                 "`fit` has returned."
             )
+
+    def _try_validation(self, validation_data: Any, batch_size: int | None) -> None:
+        """Evaluate the first batch of arrays, so that what does not fit is told before a step.
+
+        Metrics and seeds are as before. Data sets are left alone, since reading may use them up.
+
+        Args:
+            validation_data: The argument of Keras's `fit`.
+            batch_size: The size of its batches; None for Keras's default.
+
+        Raises:
+            ValueError: If model, loss or a metric fails.
+        """
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+        if not is_array_data(x):
+            return
+        parts = mapped(lambda value: value[: batch_size or 32], (x, y, sample_weight))
+        variables = [*self.non_trainable_variables, *self.metrics_variables]
+        values = [np.array(backend.array_of(variable)) for variable in variables]
+        try:
+            with backend.keep_variables([*self.trainable_variables, *variables]):
+                self.evaluate(*parts[:2], batch_size, 0, parts[2])
+        except Exception as error:  # Backends raise many kinds.
+            raise ValueError(
+                "The first batch of `validation_data` does not go through model, loss and "
+                "metrics, so that `fit` would end after its first epoch. Nothing was trained. Give "
+                f"data of the shapes of the training data. ({type(error).__name__}: {error})"
+            ) from error
+        finally:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def get_compile_config(self) -> Any:
+        """Return the arguments of `compile` as plain values."""
+        config = super().get_compile_config()
+        if config is None or self._private_state.reports_metrics:
+            return config
+        return {**config, "report_training_metrics": False}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile the model as it was compiled when it was saved."""
@@ -256,7 +302,11 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             with self._run_of_steps(data):
                 for callback in ours:
                     callback.prepare(self, data)
+                self._private_state.delta = next(
+                    (each.effective_delta for each in budgets), self._private_state.delta
+                )
                 _refuse_legacy_checkpoints(given)
+                _guard_plan(given, self.optimizer)
                 _warn_of_monitors(given)
                 others = [c for c in given if not isinstance(c, _OURS)]
                 yield [first, *ours, *others, last]
@@ -297,6 +347,27 @@ def _refuse_legacy_checkpoints(callbacks: list[keras.callbacks.Callback]) -> Non
             path = str(callback.filepath)
             if path.endswith(".h5") and not callback.save_weights_only:
                 raise ValueError(f"`ModelCheckpoint`: {NO_LEGACY_FILE} Received: filepath={path!r}")
+
+
+def _guard_plan(callbacks: list[keras.callbacks.Callback], optimizer: Any) -> None:
+    """Raise for callbacks that set the step size of a plan, and warn of those that cut it short."""
+    schedulers = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+    for callback in callbacks:
+        name = type(callback).__name__
+        if optimizer.plans_steps and isinstance(callback, schedulers):
+            raise ValueError(
+                f"`{name}` sets a learning rate, and `{type(optimizer.inner_optimizer).__name__}` "
+                "plans the size of each step itself. Nothing was trained. Leave the callback out, "
+                "or give an optimizer of your own: `AutoDPOptimizer(..., optimizer='adam')`."
+            )
+        is_plan = optimizer.plans_steps or optimizer.target_epsilon is not None
+        if is_plan and isinstance(callback, keras.callbacks.EarlyStopping):
+            warnings.warn(
+                f"`{name}` may end a run that is planned to its last step: the noise is that of "
+                "all steps, and `PlannedMomentum` comes to rest in the last ones, so that stopping "
+                "early loses what was planned. Give fewer `epochs` instead.",
+                stacklevel=6,
+            )
 
 
 def _warn_of_monitors(callbacks: list[keras.callbacks.Callback]) -> None:

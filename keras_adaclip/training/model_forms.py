@@ -47,16 +47,28 @@ class SubclassedForm(metaclass=ModelType):
                 f"Received: a model of type {type(args[0]).__name__}"
             )
         if SubclassedForm in cls.__bases__ and _are_functional(args, kwargs):
-            return cls._functional(*args, **kwargs)
+            public_preprocessing = kwargs.pop("public_preprocessing", False)
+            model = cls._functional(*args, **kwargs)
+            model.public_preprocessing = public_preprocessing
+            return model
         return super().__new__(cls)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, public_preprocessing: bool = False, **kwargs: Any) -> None:
         if _are_functional(args, kwargs):
             functional = self._functional
             _make_functional(type(self), functional)
             functional.__init__(self, *args, **kwargs)  # type: ignore[misc]
         else:
             super().__init__(*args, **kwargs)
+        self.public_preprocessing = public_preprocessing
+
+
+class SequentialForm:
+    """The first base of our sequential classes, with their further argument."""
+
+    def __init__(self, *args: Any, public_preprocessing: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.public_preprocessing = public_preprocessing
 
 
 def _are_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

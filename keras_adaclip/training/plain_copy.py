@@ -4,6 +4,7 @@ A mixin without a Keras base.
 """
 
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ class PlainCopy(PrivacySpending):
         if delta is not None:
             # A wrong delta is refused before anything is written.
             PrivacySpent.from_ledger(self.privacy_ledger, delta)
+        made, is_public = self._preprocessing_in_words(), self.public_preprocessing
+        if made and not is_public:
+            warnings.warn(
+                f"The plain model holds tables that `adapt` has made from data: {made}. Epsilon "
+                "does not cover them, unless the data were public: `privatize(model, "
+                "public_preprocessing=True)`.",
+                stacklevel=2,
+            )
         keras_private.write_back_variables(self)
         plain = _plain_copy(self)
         copies = [*plain.variables, *keras_private.flatten_layers(plain)]
@@ -81,7 +90,7 @@ class PlainCopy(PrivacySpending):
         weights.from_array(plain.weights, weights.to_array(self))
         if filepath is not None:
             plain.save(filepath)
-            report = self.privacy_report(delta, model_file=filepath)  # type: ignore[arg-type]
+            report = self.privacy_report(delta, model_file=filepath)
             for ending in (".privacy.html", ".privacy.json"):
                 report.save(Path(filepath).with_suffix(ending))
         return plain

@@ -77,11 +77,18 @@ class RunOfSteps(keras.callbacks.Callback):
             self.model._begin_steps(self._data, self._budgets, self.params["epochs"] - epoch)
         refuse_disagreement(self.model, self._data)
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Take figures of the training rows out of the logs, which callbacks share, if asked to."""
+        if not self.model._private_state.reports_metrics:
+            for name in [name for name in logs or () if not name.startswith("val_")]:
+                del logs[name]
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Let the host see the steps, before a callback sets the variables back.
 
         After the first epoch, print how many units were left out, if it is more than was announced.
         """
+        self.on_train_batch_end(0, logs)
         _ = self.model.optimizer.ledger
         if self._left_out is None:
             return
@@ -97,6 +104,7 @@ class RunOfSteps(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Print why the run ended early, and put it into `History.ended_early`."""
+        self.on_train_batch_end(0, logs)
         steps = self.model.optimizer.ledger.steps - sum(row.steps for row in self._before)
         budget, ending = next((each for each in self._budgets if each.has_stopped), None), None
         if budget is not None and not 0 < self._num_steps <= steps:

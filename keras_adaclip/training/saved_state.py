@@ -19,6 +19,7 @@ from keras_adaclip.accounting import (
     FACTS_KEY,
     LEDGER_KEY,
     NO_TUNING,
+    STATED_PUBLIC,
     Ledger,
     facts_from_array,
     facts_to_array,
@@ -275,7 +276,9 @@ class SavedState(PlainCopy):
     def _take_over(self, state: dict[str, Any]) -> None:
         """Include a saved ledger and what else is beside it, if anything is."""
         facts = state.pop(FACTS_KEY, None)
-        tuning = NO_TUNING if facts is None else facts_from_array(facts)["tuning"]
+        known = {} if facts is None else facts_from_array(facts)
+        tuning = known.get("tuning", NO_TUNING)
+        self.public_preprocessing |= known.get("preprocessing") == STATED_PUBLIC
         self._load_privacy_state(state)
         if self.tuning == NO_TUNING:
             self.tuning = tuning

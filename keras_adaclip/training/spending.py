@@ -17,6 +17,7 @@ import keras
 
 from keras_adaclip.accounting import (
     NO_TUNING,
+    STATED_PUBLIC,
     Ledger,
     PrivacyReport,
     PrivacySpent,
@@ -54,6 +55,8 @@ class PrivateState:
         row_of_zeros: Inputs of one example, to compute the values of these variables.
         account: The ledger of a model without an optimizer.
         contributes: Whether steps return the clipped sum of clients instead of applying it.
+        reports_metrics: Whether logs hold the loss and metrics of the training rows.
+        delta: That of the first `PrivacyCallback` of the latest `fit` with one.
         saved_ledger: The part of the model that Keras saves and loads as its ledger.
     """
 
@@ -70,6 +73,8 @@ class PrivateState:
     row_of_zeros: Any = None
     account: Account = dataclasses.field(default_factory=Account)
     contributes: bool = False
+    delta: float | None = None
+    reports_metrics: bool = True
     saved_ledger: Any = None
 
 
@@ -83,10 +88,13 @@ class PrivacySpending(_MixedIn):
             ones too.
         tuning: How the model was chosen among others, in words, if its ledger does not count
             that. Saved with the model.
+        public_preprocessing: The user's word that what `adapt` has made of data came from public
+            data. Saved with the model.
     """
 
     privacy_unit: str = "example"
     tuning: str = NO_TUNING
+    public_preprocessing: bool = False
     pledged_ledger: Ledger | None = None
 
     @property
@@ -151,19 +159,32 @@ class PrivacySpending(_MixedIn):
         """Return what remembers the account of its values."""
         return [*self.variables, *keras_private.flatten_layers(self)]
 
-    def privacy_spent(self, delta: float, accountant: str = "pld") -> PrivacySpent:
+    def _delta_or_default(self, delta: float | None) -> float:
+        """Return delta, or if it is None that of a target, of the latest callback, of the data."""
+        if delta is not None:
+            return delta
+        ledger = self.privacy_ledger
+        if ledger.promised_delta < 1.0:
+            return ledger.promised_delta
+        return self._private_state.delta or ledger.budget_delta(None, 0)
+
+    def privacy_spent(self, delta: float | None = None, accountant: str = "pld") -> PrivacySpent:
         """Return the privacy that training has spent so far.
 
         Warns if the weights are no longer those that training left: epsilon does not cover what
         changed them.
 
         Args:
-            delta: Float in (0, 1), the probability with which the bound may fail; well below
-                one over the number of examples.
+            delta: Float in (0, 1), the probability with which the bound may fail. None means the
+                one of the plan or of a target, else that of the latest `PrivacyCallback`, else
+                `num_examples ** -1.1`. Choose it well below one over the number of examples.
             accountant: `"pld"` (tight) or `"rdp"`.
 
         Returns:
             Epsilon, and the steps, sampling and neighbouring relation that it is about.
+
+        Raises:
+            ValueError: If `delta` is out of range, or None before the first step.
         """
         unchanged = weights.weights_are_unchanged(self.weights)
         if unchanged is False:
@@ -173,12 +194,13 @@ class PrivacySpending(_MixedIn):
                 "alone. It holds for these weights too if the change touched no private data.",
                 stacklevel=2,
             )
+        delta = self._delta_or_default(delta)
         spent = PrivacySpent.from_ledger(self.privacy_ledger, delta, accountant)
         return dataclasses.replace(spent, weights_unchanged=unchanged)
 
     def privacy_report(
         self,
-        delta: float,
+        delta: float | None = None,
         group_sizes: Sequence[int] = (2, 5, 10),
         selection: RandomSelection | None = None,
         *,
@@ -188,8 +210,9 @@ class PrivacySpending(_MixedIn):
         """Return a report of the privacy that training has spent so far.
 
         Args:
-            delta: Float in (0, 1), the probability with which the bound may fail; well below
-                one over the number of examples.
+            delta: Float in (0, 1), the probability with which the bound may fail. None means the
+                one of the plan or of a target, else that of the latest `PrivacyCallback`, else
+                `num_examples ** -1.1`. Choose it well below one over the number of examples.
             group_sizes: Numbers of examples (or clients) of one person for which the report gives
                 epsilon; each takes seconds.
             selection: How this run was chosen from a random number of runs, if it was. The report
@@ -203,10 +226,11 @@ class PrivacySpending(_MixedIn):
 
         Raises:
             OSError: If `model_file` cannot be read.
+            ValueError: If `delta` is out of range, or None before the first step.
         """
         return PrivacyReport.from_ledger(
             self.privacy_ledger,
-            delta,
+            self._delta_or_default(delta),
             group_sizes=group_sizes,
             selection=selection,
             weights=weights.digests_in_words(self.weights),
@@ -232,6 +256,7 @@ class PrivacySpending(_MixedIn):
             **facts,
             "unit": self.privacy_unit,
             "tuning": self.tuning,
+            "preprocessing": self._preprocessing_in_words(),
             "model_name": self.name,
             "versions": {
                 **software_versions(),
@@ -240,6 +265,12 @@ class PrivacySpending(_MixedIn):
                 backend_name: sys.modules[backend_name].__version__,
             },
         }
+
+    def _preprocessing_in_words(self) -> str:
+        """Return which layers hold tables made from data, "" for none."""
+        if self.public_preprocessing:
+            return STATED_PUBLIC
+        return ", ".join(layer.name for layer in keras_private.adapted_layers(self))
 
     def _remark_on_noise(self) -> str:
         """Return a remark on the noise for the report, to be appended to that on clipping."""

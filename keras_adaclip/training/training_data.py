@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,10 +31,14 @@ from keras_adaclip.sampling import (
     as_array,
     common_length,
     from_frames,
+    most_copies,
     num_rows_not_finite,
     written_out,
 )
 from keras_adaclip.training.processes import as_share
+
+# Of a row, from which on a warning says so.
+_MANY_COPIES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +51,7 @@ class TrainingData(RunSettings):
         fit_arguments: Arguments of Keras's `fit` that come from the data.
         poisson: The Poisson-sampled data set of examples, or the rounds of a federated model;
             None for other data.
-        class_weights: Weights of classes for batches of `poisson`.
+        class_weights: Weights of the classes of arrays.
     """
 
     rows: Batch
@@ -73,6 +78,29 @@ class TrainingData(RunSettings):
         pairs = itertools.zip_longest(keras.tree.flatten(known.y), handled)
         targets = [target for target, is_handled in pairs if not is_handled]
         return num_rows_not_finite((known.x, targets, known.sample_weight))
+
+    def warn_of_rows(self) -> None:
+        """Warn of classes without a weight, and of rows that stand many times, in arrays."""
+        known = self.known
+        if known is None or common_length({"x": known.x}) != self.num_examples:
+            return
+        others = [] if self.class_weights is None else self.class_weights.left_out(known.y)
+        if others:
+            warnings.warn(
+                "Argument `class_weight` gives no weight to classes that occur in the targets, and "
+                f"which weigh 1: {', '.join(f'{each:g}' for each in others[:5])}. (That they occur "
+                "is not private.) Give every class a weight.",
+                stacklevel=4,
+            )
+        most, distinct = most_copies((known.x, known.y))
+        if most >= _MANY_COPIES:
+            warnings.warn(
+                f"A row of the data stands {most:,} times: {distinct:,} of {self.num_examples:,} "
+                "rows differ. (These counts are not private.) Epsilon protects one row, and "
+                "copies are one person's: leave them out, and give `class_weight` or "
+                "`sample_weight` to what shall count more.",
+                stacklevel=4,
+            )
 
     def epoch_ends_executions(self, model: keras.Model) -> bool:
         """Return whether the last execution of an epoch stops at the epoch's end.
@@ -176,6 +204,7 @@ class DrawsOfFit:
             rows=rows,
             known=Batch(x, y, sample_weight),
             fit_arguments={**parts, **options},
+            class_weights=weights,
         )
 
     def from_data_set(self, data: Any, **of_arrays: Any) -> TrainingData:
@@ -458,6 +487,18 @@ class ClassWeights:
         """Return whether targets have classes along their last axis."""
         return labels.ndim == len(self.outputs) > 1 and labels.shape[-1] > 1
 
+    def _classes(self, y: Any) -> np.ndarray:
+        """Return the class of each target, not yet rounded."""
+        labels = np.asarray(y)
+        if self._is_one_hot(labels):
+            return labels.argmax(-1)
+        return labels[..., 0] if labels.ndim > 1 and labels.shape[-1] == 1 else labels
+
+    def left_out(self, y: Any) -> list[float]:
+        """Return the classes of targets that have no weight."""
+        classes = self._classes(y)
+        return sorted(set(np.unique(np.round(classes[np.isfinite(classes)]))) - set(self.weights))
+
     def of(self, y: Any, sample_weight: Any = None) -> np.ndarray:
         """Return sample weights, of the shape of the targets without an axis of classes.
 
@@ -470,11 +511,7 @@ class ClassWeights:
         """
         if sample_weight is not None:
             raise ValueError("Give either `class_weight` or `sample_weight`, not both.")
-        labels = np.asarray(y)
-        if self._is_one_hot(labels):
-            labels = labels.argmax(-1)
-        elif labels.ndim > 1 and labels.shape[-1] == 1:
-            labels = labels[..., 0]
+        labels = self._classes(y)
         weights = np.ones(labels.shape, np.float32)
         for number, weight in self.weights.items():
             weights[np.round(labels) == int(number)] = weight

@@ -107,7 +107,9 @@ CASES = {
     # Keras's gradient is a sum there: the mean of ours times the batch size.
     "sum reduction": Case(helpers.dense_model, X, Y, {"loss": SUM}),
     "sample weights": Case(helpers.dense_model, X, Y, METRICS, {"sample_weight": WEIGHTS}),
-    "class weights": Case(helpers.dense_model, X, Y, {}, {"class_weight": {0: 2.0, 2: 0.25}}),
+    "class weights": Case(
+        helpers.dense_model, X, Y, {}, {"class_weight": {0: 2.0, 1: 1.0, 2: 0.25}}
+    ),
 }
 BATCH_SIZE, EPOCHS = 6, 2
 

@@ -50,7 +50,8 @@ def branches():
 def normalized():
     normalization = layers.Normalization()
     normalization.adapt(X + 3)
-    return ka.federate(stack(normalization, layers.Dense(2), cls=keras.Sequential))
+    plain = stack(normalization, layers.Dense(2), cls=keras.Sequential)
+    return ka.federate(plain, public_preprocessing=True)
 
 
 def quantized():
@@ -120,7 +121,8 @@ def test_vocabularies_are_copied():
     inputs = [keras.Input((1,), dtype="string") for _ in range(2)]
     numbers = [words(inputs[0]), kinds(inputs[1])]
     vectors = [layers.Flatten()(layers.Embedding(9, 2)(each)) for each in numbers]
-    model = ka.PrivateModel(inputs, layers.Concatenate()(vectors))
+    outputs = layers.Concatenate()(vectors)
+    model = ka.PrivateModel(inputs, outputs, public_preprocessing=True)
     texts = [keras.ops.convert_to_tensor([[each], ["e z"]]) for each in ("a b", "q")]
     assert_same_predictions(model.to_keras()(texts), model(texts))
 

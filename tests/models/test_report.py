@@ -340,3 +340,41 @@ def test_summary_has_a_line_on_privacy(model, saved, capsys):
     assert "spent on the loaded weights is not known" in line_of(bare)
     new = ka.FederatedModel(*(keras.Input((3,)),) * 2)
     assert line_of(new) == " Privacy: not trained yet; not compiled"
+
+
+PLANNED = ka.optimizers.AutoDPOptimizer(3.0, delta=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "callbacks", "delta"),
+    [
+        (PLANNED, [], 1e-2),
+        (helpers.dp_optimizer(), [ka.callbacks.PrivacyCallback(1e-2)], 1e-2),
+        (helpers.dp_optimizer(), [ka.callbacks.PrivacyCallback(1e-2, 1e3)], 1e-2),
+        (helpers.dp_optimizer(), [], helpers.NUM_EXAMPLES**-1.1),
+    ],
+    ids=["plan", "callback", "target", "nothing"],
+)
+def test_without_a_delta_the_one_of_the_run_is_taken(optimizer, callbacks, delta):
+    model = helpers.dense_model()
+    model.compile(optimizer, helpers.sparse_crossentropy())
+    with pytest.raises(ValueError, match="Give `delta`"):
+        model.privacy_spent()
+    model.fit(helpers.features(), helpers.labels(), verbose=0, callbacks=callbacks)
+    assert model.privacy_spent().delta == pytest.approx(delta)
+    assert model.privacy_report(group_sizes=()).delta == model.privacy_spent().delta
+    assert model.privacy_spent(1e-3).delta == 1e-3
+
+
+def test_a_report_at_another_delta_than_that_of_the_plan_says_why_epsilon_differs():
+    model = helpers.dense_model()
+    model.compile(ka.optimizers.AutoDPOptimizer(3.0, delta=1e-2), helpers.sparse_crossentropy())
+    model.fit(helpers.features(), helpers.labels(), verbose=0)
+    planned = model.privacy_report(group_sizes=())
+    other = model.privacy_report(1e-3, group_sizes=())
+    assert planned.epsilon <= 3.0 < other.epsilon
+    assert "target" not in dict(planned.rows())["epsilon"]
+    line = dict(other.rows())["epsilon"]
+    assert re.search(r"at delta = 0.001 \(PLD\); (2\.9\d*|3) at delta = 0.01, for which", line), (
+        line
+    )

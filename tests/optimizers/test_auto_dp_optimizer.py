@@ -207,11 +207,11 @@ def test_a_walk_that_was_set_stays_and_is_saved(tmp_path):
     model = compiled(optimizer)
     seen = []
 
-    def scheduled(epoch):
+    def set_rate(epoch, logs):
         seen.append(AutoDPOptimizer.from_config(optimizer.get_config()).plan)
-        return 0.1 * (1 - epoch)
+        optimizer.learning_rate = 0.1 * (1 - epoch)
 
-    fit(model, epochs=2, callbacks=[keras.callbacks.LearningRateScheduler(scheduled)])
+    fit(model, epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=set_rate)])
     assert seen[0] == {"noise_walk": 0.5}
     model.save(tmp_path / "model.keras")
     assert keras.models.load_model(tmp_path / "model.keras").optimizer.plan == {"noise_walk": 0.0}

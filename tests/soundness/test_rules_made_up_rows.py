@@ -40,7 +40,8 @@ def fit(model, x, y, **options):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"class_weight": {0: 0.0}}, {"sample_weight": np.zeros(NUM_ROWS)}]
+    "options",
+    [{}, {"class_weight": {0: 0.0, 1: 1.0, 2: 1.0}}, {"sample_weight": np.zeros(NUM_ROWS)}],
 )
 def test_rows_that_show_nothing_do_not_choose_the_plan(options):
     x, y = table(0.0 if not options else None)
