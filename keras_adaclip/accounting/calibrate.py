@@ -98,15 +98,9 @@ def calibrate_noise_multiplier(
     """
     target = check_positive("target_epsilon", target_epsilon)
     delta, accountant = check_between_0_and_1("delta", delta), check_accountant(accountant)
+    largest = max_batch_size, max_rows_per_unit
     run = PlannedRun.of(
-        num_examples,
-        batch_size,
-        epochs,
-        steps,
-        sampling,
-        steps_per_epoch,
-        max_batch_size,
-        max_rows_per_unit,
+        num_examples, batch_size, epochs, steps, sampling, steps_per_epoch, *largest
     )
     check_integer("steps", run.num_steps, minimum=1)
     warn_of_large_delta(delta, num_examples)

@@ -139,16 +139,9 @@ def compute_epsilon(
     >>> print(f"{epsilon:.3f}")
     1.351
     """
-    accountant = check_accountant(accountant)
+    accountant, largest = check_accountant(accountant), (max_batch_size, max_rows_per_unit)
     run = PlannedRun.of(
-        num_examples,
-        batch_size,
-        epochs,
-        steps,
-        sampling,
-        steps_per_epoch,
-        max_batch_size,
-        max_rows_per_unit,
+        num_examples, batch_size, epochs, steps, sampling, steps_per_epoch, *largest
     )
     delta = _checks.check_between_0_and_1("delta", delta)
     warn_of_large_delta(delta, num_examples)

@@ -4,8 +4,8 @@ A person with k examples moves the sum of a step by as many clipping norms as ex
 were drawn: Binomial(k, q) with Poisson sampling, at most k with full releases. Poisson sampling is
 then a mixture of Gaussians, whose privacy loss `dp_accounting` knows (Ganesh 2024, "Tight
 group-level DP guarantees for DP-SGD with sampling via mixture of Gaussians mechanisms"); a full
-release is a Gaussian with a k-th of the noise. Older versions of `dp_accounting` do not know
-mixtures. The group property of any (epsilon, delta) then gives a much larger bound:
+release is a Gaussian with a k-th of the noise. For other mechanisms, the group property of any
+(epsilon, delta) gives a much larger bound:
 
     epsilon_k = k epsilon(d),   delta = d (e^(k epsilon(d)) - 1) / (e^epsilon(d) - 1)
 """

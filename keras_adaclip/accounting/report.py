@@ -243,14 +243,8 @@ def _without_amplification(row: LedgerRow, relation: str) -> LedgerRow:
         return row
     # Replacing a unit moves a sum twice as far as zeroing it out, which a pass is accounted for.
     noise_multiplier = row.noise_multiplier * (0.5 if relation == REPLACE_ONE else 1.0)
-    steps = row.steps
-    row = dataclasses.replace(
-        row.emptied(),
-        sampling=Sampling.SHUFFLE,
-        noise_multiplier=noise_multiplier,
-        max_batch_size=0,
-    )
-    return row.advance(steps)
+    shuffled = dataclasses.replace(row.emptied(), sampling=Sampling.SHUFFLE, max_batch_size=0)
+    return dataclasses.replace(shuffled, noise_multiplier=noise_multiplier).advance(row.steps)
 
 
 def software_versions() -> dict[str, str]:

@@ -22,6 +22,7 @@ from keras_adaclip.accounting.kinds import Sampling, SelectionCost, Unit
 # In the first integer of a row: sampling + 16 unit.
 _KINDS_OF_SAMPLING = 16
 _SELECTED_LABEL = "selected"
+_OTHER_COUNTS = ("num_examples", "max_batch_size", "rows_per_unit")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +67,7 @@ class Mechanism:
     rows_per_unit: int = 0
 
     # The smallest value of each count.
-    _minima: ClassVar = {
-        "expected_batch_size": 1,
-        "num_examples": 0,
-        "max_batch_size": 0,
-        "rows_per_unit": 0,
-    }
+    _minima: ClassVar = {"expected_batch_size": 1} | dict.fromkeys(_OTHER_COUNTS, 0)
 
     def __post_init__(self) -> None:
         noise_multiplier = _checks.check_noise_multiplier(self.noise_multiplier)
@@ -343,14 +339,7 @@ class LedgerRow(Mechanism):
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain values, as reports have it."""
         is_amplified = self.sampling.is_amplified and self.selection is None
-        names = (
-            "num_examples",
-            "noise_multiplier",
-            "steps",
-            "releases",
-            "max_batch_size",
-            "rows_per_unit",
-        )
+        names = (*_OTHER_COUNTS, "noise_multiplier", "steps", "releases")
         return {
             "sampling": self.label,
             "expected_batch_size": self.expected_batch_size,

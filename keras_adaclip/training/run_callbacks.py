@@ -8,15 +8,7 @@ from typing import Any
 import keras
 
 from keras_adaclip import accounting, backend
-from keras_adaclip.accounting import (
-    LedgerRow,
-    Sampling,
-    Unit,
-    rounded_up,
-    rows_per_unit,
-    unit_in_words,
-    unit_label,
-)
+from keras_adaclip.accounting import LedgerRow, Sampling, Unit, rounded_up
 from keras_adaclip.backend import keras_private
 from keras_adaclip.examination import refuse_other_weights
 from keras_adaclip.training.processes import refuse_disagreement
@@ -166,8 +158,9 @@ class RunOfSteps(keras.callbacks.Callback):
     def _protected(self) -> str:
         """Return whom epsilon protects at the end of the run."""
         rows = (*self._before, *self._rows)
-        words = f"This protects one {unit_in_words(unit_label(rows), rows_per_unit(rows))}"
-        if any(row.rows_per_unit for row in rows) and not rows_per_unit(rows):
+        most, label = accounting.rows_per_unit(rows), accounting.unit_label(rows)
+        words = f"This protects one {accounting.unit_in_words(label, most)}"
+        if not most and any(row.rows_per_unit for row in rows):
             words += ", and no person with several, since some steps are without `unit_ids`"
         return words
 
