@@ -19,7 +19,7 @@ from keras_adaclip import _checks
 from keras_adaclip._checks import INT32_MAX
 from keras_adaclip.accounting.kinds import Sampling, SelectionCost, Unit
 
-# In the first integer of a row: sampling + 16 unit.
+# In the first integer of a row: sampling + 16 (unit + 2 rows of one person).
 _KINDS_OF_SAMPLING = 16
 _SELECTED_LABEL = "selected"
 _OTHER_COUNTS = ("num_examples", "max_batch_size", "rows_per_unit")
@@ -288,9 +288,10 @@ class LedgerRow(Mechanism):
         return dataclasses.replace(self, steps=steps, releases=releases, free_steps=0)
 
     def to_integers(self) -> npt.NDArray[np.int32]:
-        """Return the row, without a selection. Shape: `(12,)`, in the order of `from_integers`."""
-        kind = self.sampling + _KINDS_OF_SAMPLING * self.unit
-        sizes = [getattr(self, name) for name in Mechanism._minima]
+        """Return the row, without a selection. Shape: `(11,)`, in the order of `from_integers`."""
+        units = self.unit + len(Unit) * self.rows_per_unit
+        kind = self.sampling + _KINDS_OF_SAMPLING * units
+        sizes = (self.expected_batch_size, self.num_examples, self.max_batch_size)
         noise = np.array([self.noise_multiplier], np.float32).view(np.int32)
         owner = np.array([self.owner], np.int64).view(np.int32)
         counts = (self.steps_per_release, self.steps, self.releases, self.free_steps)
@@ -301,9 +302,9 @@ class LedgerRow(Mechanism):
         """Return the row that `to_integers` wrote.
 
         Args:
-            integers: Sampling and unit in one number, expected batch size, number of units,
-                largest batch, rows of one person, bits of the noise multiplier, owner in two
-                numbers, steps of a release, steps, releases and free steps. Shape: `(12,)`.
+            integers: Sampling, unit and rows of one person in one number, expected batch size,
+                number of units, largest batch, bits of the noise multiplier, owner in two numbers,
+                steps of a release, steps, releases and free steps. Shape: `(11,)`.
 
         Returns:
             The row.
@@ -312,27 +313,28 @@ class LedgerRow(Mechanism):
             ValueError: If the numbers do not make a row.
         """
         integers = np.ascontiguousarray(integers, np.int32)
-        kind, batch_size, num_examples, max_batch_size, rows_per_unit = integers[:5].tolist()
+        kind, batch_size, num_examples, max_batch_size = integers[:4].tolist()
         # A negative kind was never written. It stays as it is, for the error to name it.
-        unit, sampling = divmod(kind, _KINDS_OF_SAMPLING) if kind >= 0 else (0, kind)
-        steps, releases, free_steps = integers[9:].tolist()
+        units, sampling = divmod(kind, _KINDS_OF_SAMPLING) if kind >= 0 else (0, kind)
+        rows_per_unit, unit = divmod(units, len(Unit))
+        steps, releases, free_steps = integers[8:].tolist()
         row = cls(
             Sampling(sampling),
             batch_size,
             num_examples,
-            noise_multiplier=integers[5:6].view(np.float32).item(),
+            noise_multiplier=integers[4:5].view(np.float32).item(),
             unit=Unit(unit),
             max_batch_size=max_batch_size,
             rows_per_unit=rows_per_unit,
             steps=steps,
             releases=releases,
             free_steps=free_steps,
-            owner=integers[6:8].view(np.int64).item(),
+            owner=integers[5:7].view(np.int64).item(),
         )
-        if row.steps_per_release != integers[8]:
+        if row.steps_per_release != integers[7]:
             raise ValueError(
                 f"A release of this row lasts {row.steps_per_release} steps at most. "
-                f"Received: {integers[8]}"
+                f"Received: {integers[7]}"
             )
         return row
 

@@ -142,9 +142,9 @@ class PrivateTraining(training.TrainingBase):
                 for all rows of a person, in each `fit`; None protects single rows. Epsilon is then
                 that of a person, and ids are not kept. Use `validation_data` of other people
                 instead of `validation_split`. One process only.
-            max_rows_per_unit: The most rows of a person that train, at least 1; the others are left
-                out, chosen at random in each `fit`. Required with `unit_ids`. Each row that stays
-                is drawn by itself, and their number counts as public.
+            max_rows_per_unit: The most rows of a person that train, from 1 to 100,000; the others
+                are left out, chosen at random in each `fit`. Required with `unit_ids`. Each row
+                that stays is drawn by itself, and their number counts as public.
 
         Returns:
             Keras's `History`. Its `ended_early` says why a `PrivacyCallback` has ended training

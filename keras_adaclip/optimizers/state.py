@@ -36,7 +36,7 @@ AddVariable = Callable[[str, np.ndarray], keras.Variable]
 # wider by that much, and by a little more for each group whose norm is part of a sum.
 _ROUNDING_MARGIN, _MARGIN_PER_GROUP = 1.001, 2.0**-23
 _STATISTICS_STREAM, _SUMS_STREAM, _LAYERS_STREAM = 0, 1, 2
-_STEPS_PER_RELEASE, _STEPS, _RELEASES, _FREE_STEPS = 8, 9, 10, 11
+_STEPS_PER_RELEASE, _STEPS, _RELEASES, _FREE_STEPS = 7, 8, 9, 10
 
 
 class ClipState:

@@ -22,6 +22,7 @@ from keras_adaclip._checks import check_integer
 # Sets the draws apart from the noise, whose keys may come from the same seed.
 _SAMPLING_STREAM, _UNITS_STREAM = 2, 3
 _KINDS, _MISSING_IDS = (Integral, str, bytes), ("", "nan", "None", "<NA>")
+_MOST_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def rows_of_units(
 
     Args:
         unit_ids: Integers or strings, of shape `(num_rows,)`.
-        max_rows_per_unit: The most rows of a unit, at least 1.
+        max_rows_per_unit: The most rows of a unit, from 1 to 100,000.
         num_rows: The number of rows.
         seed: None draws from the operating system.
 
@@ -148,7 +149,7 @@ def rows_of_units(
             "knows whose they are cannot be protected for a person: leave them out. "
             f"Received: ids of dtype {ids.dtype} and shape {ids.shape}"
         )
-    most = check_integer("max_rows_per_unit", max_rows_per_unit, minimum=1)
+    most = check_integer("max_rows_per_unit", max_rows_per_unit, minimum=1, maximum=_MOST_ROWS)
     units = np.unique(ids, return_inverse=True)[1]
     key = None if seed is None else np.random.SeedSequence(seed, spawn_key=(_UNITS_STREAM,))
     order = np.lexsort((np.random.default_rng(key).random(num_rows), units))

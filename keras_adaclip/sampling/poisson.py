@@ -56,8 +56,8 @@ class PoissonDataset(keras.utils.PyDataset):
             user that one person has one id. Only the rows that stay count as `num_examples`; their
             number counts as public. Ids are not kept or saved. For the data of one process, without
             `max_batch_size`.
-        max_rows_per_unit: The most rows of a person that stay, at least 1; the others are left out,
-            chosen at random once. Required with `unit_ids`.
+        max_rows_per_unit: The most rows of a person that stay, from 1 to 100,000; the others are
+            left out, chosen at random once. Required with `unit_ids`.
 
     Raises:
         TypeError: If an argument has the wrong type.

@@ -294,8 +294,8 @@ soundness/test_rules_ledger.py::test_compiling_again_carries_what_layers_that_ar
 +             pass
 # the accountant told of twice the noise | accounting/events.py
 accounting/test_epsilon.py::test_reference_values
--     return dp.GaussianDpEvent(noise)
-+     return dp.GaussianDpEvent(2 * noise)
+- return dp.GaussianDpEvent(noise / group_size)
++ return dp.GaussianDpEvent(2 * noise / group_size)
 # plain gradients taken for clipped ones | optimizers/dp_optimizer.py
 soundness/test_rules_plain_gradients.py::test_apply_refuses_plain_gradients
 -         if not isinstance(grads, ClippedSum):
@@ -798,8 +798,8 @@ accounting/test_report.py::test_the_odds_of_an_attacker_are_those_of_the_best_te
 + return 1.0 - 1.0 / (1.0 + math.exp(min(epsilon, _LARGEST_EXPONENT)))
 # a plan forgets what was spent before | optimizers/auto_dp_optimizer.py
 optimizers/test_auto_dp_optimizer.py::test_a_larger_target_pays_for_what_was_spent_under_another_optimizer
-- return accounting.ledger_epsilon([*ledger, *planned], used)
-+ return accounting.ledger_epsilon(planned, used)
+- return float(of([*ledger, *planned], used, "pld"))
++ return float(of(planned, used, "pld"))
 # a plan with other noise than planned runs past its target | models/private_training.py
 optimizers/test_auto_dp_optimizer.py::test_a_part_of_the_plan_that_is_given_is_used_and_the_target_still_ends_training
 - callbacks = [budget, *given]
@@ -870,7 +870,7 @@ soundness/test_rules_passes.py::test_a_pass_that_is_too_long_shows_no_row_twice
 + if num_rows < 0:
 # a report that does not say that validation rows are unprotected | accounting/report_words.py
 accounting/test_report.py::test_validation_rows_are_not_covered_and_their_number_is_public
-- "The validation {unit}s of `validation_split`, and their number, which counts as public.",
+- "The validation {part}s of `validation_split`, and their number, which counts as public.",
 +
 # all examples of a source are read before one is copied | sampling/rows.py
 soundness/test_rules_refilled_arrays.py::test_examples_of_a_source_are_copied_one_by_one

@@ -251,7 +251,7 @@ def test_wrong_ids_are_refused_before_anything_is_spent(ids):
 
 REFUSED = {
     "no number": ({"unit_ids": IDS}, TypeError, "`max_rows_per_unit` must be an integer"),
-    "no row": ({"unit_ids": IDS, "max_rows_per_unit": 0}, ValueError, "at least 1"),
+    "no row": ({"unit_ids": IDS, "max_rows_per_unit": 0}, ValueError, "between 1 and"),
     "split": (
         {"unit_ids": IDS, "max_rows_per_unit": 2, "validation_split": 0.5},
         ValueError,
