@@ -31,9 +31,10 @@ from keras_adaclip.accounting.epsilon import (
     ledger_epsilon,
     quick_epsilon,
     rounded_up,
+    unit_in_words,
     warn_of_large_delta,
 )
-from keras_adaclip.accounting.events import require_truncation
+from keras_adaclip.accounting.events import require_truncation, rows_per_unit, unit_label
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.kinds import Sampling, Unit
 from keras_adaclip.accounting.ledger import Ledger

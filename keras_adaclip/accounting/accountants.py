@@ -32,6 +32,7 @@ import scipy
 from keras_adaclip.accounting.events import (
     CountedEvents,
     DpEvent,
+    DrawnRowsEvent,
     SelectedRunsEvent,
     dp,
     knows_truncation,
@@ -42,13 +43,15 @@ Pld = Any  # A privacy loss distribution of `dp_accounting`.
 _INTERVAL = 1e-4
 _COARSEST_INTERVAL = 0.1
 _MAX_BUCKETS = 400_000
-_MAX_BUCKETS_OF_RELEASE = 200_000  # The buckets of a sampled release are computed one by one.
+# The buckets of a sampled release are computed one by one, those of several rows slowly.
+_MAX_BUCKETS_OF_RELEASE, _MAX_BUCKETS_OF_ROWS = 200_000, 10_000
 _MOST_COMPOSED_AT_ONCE = 100_000
 _MOST_KEPT = 4
 # Above this loss, float64 cannot hold exp(-loss), and `dp_accounting` returns a point of the grid.
 _UNDERFLOWING_LOSS = 700.0
 _LEAST_LOG_PROBABILITY = -600.0
-_LOG_MASS_OF_TAILS = 34.5  # -log(1e-15), the tails that `dp_accounting` cuts off.
+# -log(1e-15), the tails that `dp_accounting` cuts off, and those of mixtures.
+_LOG_MASS_OF_TAILS, _LOG_MASS_OF_MIXTURES = 34.5, 50.0
 _RDP_ROUNDING = 1e-15
 # Integer orders: few and fast, and they converge for any noise.
 _ROUGH_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
@@ -86,6 +89,11 @@ def _is_truncated(event: DpEvent) -> bool:
     return knows_truncation() and isinstance(event, dp.TruncatedSubsampledGaussianDpEvent)
 
 
+def knows_mixtures() -> bool:
+    """Return whether the installed `dp_accounting` knows mixtures of Gaussians."""
+    return hasattr(dp.pld.privacy_loss_distribution, "from_mixture_gaussian_mechanism")
+
+
 def rough_epsilon(events: CountedEvents, delta: float) -> float:
     """Return an upper bound on epsilon in milliseconds, as the start of a search."""
     divergences = composed_divergences(events, _ROUGH_ORDERS)
@@ -118,6 +126,11 @@ def _release_rdp(event: DpEvent, orders: Orders) -> Floats:
         return np.array(event.divergences)[np.searchsorted(ORDERS, orders)]
     if _is_truncated(event):
         return _truncated_rdp(event, orders)
+    if isinstance(event, DrawnRowsEvent):
+        split, together = (
+            count * _release_rdp(each, orders) for each, count in _bounds_of_rows(event)
+        )
+        return np.minimum(split, together)
     is_fixed_size = isinstance(event, dp.SampledWithoutReplacementDpEvent)
     relation = (
         dp.NeighboringRelation.REPLACE_ONE
@@ -172,6 +185,26 @@ def _log_probability_of_filling(event: DpEvent) -> float:
     return float(scipy.stats.binom.logsf(most - 1, others, event.sampling_probability))
 
 
+def _bounds_of_rows(event: DrawnRowsEvent) -> tuple[tuple[DpEvent, int], ...]:
+    """Return two events with counts, each of which costs at least as much as a draw of rows.
+
+    The noise is the sum of k parts with a k-th of its variance. Who sees each row with its own part
+    sees more than their sum: k draws of one row with the noise z / sqrt(k). And a person moves the
+    sum no further than k, with the probability that any of their rows is drawn.
+    """
+    q, noise, num_rows = event.sampling_probability, event.noise_multiplier, event.num_rows
+    any_drawn = -math.expm1(num_rows * math.log1p(-q))
+    split = dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(noise / math.sqrt(num_rows)))
+    together = dp.PoissonSampledDpEvent(any_drawn, dp.GaussianDpEvent(noise / num_rows))
+    return (split, num_rows), (together, 1)
+
+
+def _drawn(event: DrawnRowsEvent) -> tuple[Floats, Floats]:
+    """Return the numbers of a person's rows that may be drawn, and their log probabilities."""
+    drawn = np.arange(event.num_rows + 1.0)
+    return drawn, scipy.stats.binom.logpmf(drawn, event.num_rows, event.sampling_probability)
+
+
 @contextlib.contextmanager
 def _without_warnings_of_orders() -> Iterator[None]:
     """Silence `dp_accounting` about excluded orders, which only make epsilon larger."""
@@ -218,19 +251,32 @@ def _pld_epsilon(events: CountedEvents, delta: float, coarseness: int) -> float:
 
 def _discretization_interval(events: CountedEvents) -> float:
     """Return the interval of `dp_accounting` times a power of two, for the range of losses."""
-    divergence = composed_divergences(events, _ROUGH_ORDERS)
+    # The bounds on draws of several rows are too rough here. The range of one decides.
+    others = tuple(each for each in events if not isinstance(each[0], DrawnRowsEvent))
+    divergence = composed_divergences(others, _ROUGH_ORDERS)
     tails = _LOG_MASS_OF_TAILS / (np.array(_ROUGH_ORDERS) - 1)
     # The losses of the composition lie between about minus and plus this bound.
     loss_range = 2 * float(np.min(divergence + tails))
-    release_range = max(_release_loss_range(event) for event, _ in events)
-    needed = max(loss_range / _MAX_BUCKETS, release_range / _MAX_BUCKETS_OF_RELEASE, _INTERVAL)
+    of_release = max(_interval_of_release(event) for event, _ in events)
+    needed = max(loss_range / _MAX_BUCKETS, of_release, _INTERVAL)
     if not math.isfinite(needed):
         return math.inf
     return math.ldexp(_INTERVAL, math.ceil(math.log2(needed / _INTERVAL)))
 
 
-def _release_loss_range(event: DpEvent) -> float:
-    """Return the largest loss of one sampled release, at ten standard deviations of the noise."""
+def _interval_of_release(event: DpEvent) -> float:
+    """Return the interval that divides the losses of a sampled release into the most buckets.
+
+    The largest loss is that at ten standard deviations of the noise, or for several rows that
+    beyond which the mass is negligible.
+    """
+    if isinstance(event, DrawnRowsEvent):
+        drawn, log_probabilities = _drawn(event)
+        noise = event.noise_multiplier
+        tails = np.sqrt(2 * np.maximum(_LOG_MASS_OF_MIXTURES + log_probabilities, 0.0))
+        sums = drawn * np.max((drawn + tails * noise)[tails > 0]) - drawn**2 / 2
+        largest = scipy.special.logsumexp(log_probabilities + sums / noise**2)
+        return float(max(0.0, largest)) / _MAX_BUCKETS_OF_ROWS
     if _is_truncated(event):
         noise_multiplier = event.noise_multiplier / 2  # Of the replacement of a unit by another.
     elif isinstance(event, dp.PoissonSampledDpEvent):
@@ -238,7 +284,7 @@ def _release_loss_range(event: DpEvent) -> float:
     else:
         return 0.0
     loss = 10 / noise_multiplier + 0.5 / noise_multiplier**2
-    return max(0.0, loss + math.log(event.sampling_probability))
+    return max(0.0, loss + math.log(event.sampling_probability)) / _MAX_BUCKETS_OF_RELEASE
 
 
 # Compositions of the first events of a run, the latest last.
@@ -301,6 +347,17 @@ def _portion_pld(event: DpEvent, interval: float, count: int) -> Pld:
 def _release_pld(event: DpEvent, interval: float) -> Pld:
     """Return the privacy loss distribution of one release."""
     distributions = dp.pld.privacy_loss_distribution
+    if isinstance(event, DrawnRowsEvent):
+        if not knows_mixtures():
+            split, count = _bounds_of_rows(event)[0]
+            return self_composed(_release_pld(split, interval), count)
+        drawn, log_probabilities = _drawn(event)
+        return distributions.from_mixture_gaussian_mechanism(
+            event.noise_multiplier,
+            drawn,
+            np.exp(log_probabilities),
+            value_discretization_interval=interval,
+        )
     is_truncated = _is_truncated(event)
     # Where float64 holds this probability barely or not at all, `dp_accounting` fails.
     if is_truncated and _log_probability_of_filling(event) > _LEAST_LOG_PROBABILITY:

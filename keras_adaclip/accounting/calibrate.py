@@ -54,6 +54,7 @@ def calibrate_noise_multiplier(
     steps_per_epoch: int | None = None,
     noise_schedule: NoiseSchedule | None = None,
     max_batch_size: int | None = None,
+    max_rows_per_unit: int | None = None,
 ) -> Any:
     """Return the least noise multiplier with which a training run stays within a privacy budget.
 
@@ -72,6 +73,7 @@ def calibrate_noise_multiplier(
             `compute_epsilon`. Its values are scaled by one factor. By PLD, 40 epochs of different
             noise take ten to twenty seconds.
         max_batch_size: As in `compute_epsilon`.
+        max_rows_per_unit: As in `compute_epsilon`.
 
     Returns:
         A noise multiplier that float32 holds exactly, so that training runs with what was
@@ -96,8 +98,9 @@ def calibrate_noise_multiplier(
     """
     target = check_positive("target_epsilon", target_epsilon)
     delta, accountant = check_between_0_and_1("delta", delta), check_accountant(accountant)
+    largest = max_batch_size, max_rows_per_unit
     run = PlannedRun.of(
-        num_examples, batch_size, epochs, steps, sampling, steps_per_epoch, max_batch_size
+        num_examples, batch_size, epochs, steps, sampling, steps_per_epoch, *largest
     )
     check_integer("steps", run.num_steps, minimum=1)
     warn_of_large_delta(delta, num_examples)

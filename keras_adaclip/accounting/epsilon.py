@@ -96,6 +96,7 @@ def compute_epsilon(
     accountant: str = "pld",
     steps_per_epoch: int | None = None,
     max_batch_size: int | None = None,
+    max_rows_per_unit: int | None = None,
 ) -> float:
     """Epsilon of a training run as planned.
 
@@ -118,6 +119,9 @@ def compute_epsilon(
         steps_per_epoch: Steps of an epoch, if `fit` is given that number; None means
             `ceil(num_examples / batch_size)`. Noise schedules change with the epochs.
         max_batch_size: The most units a step, with `"poisson"` only; see `PoissonDataset`.
+        max_rows_per_unit: The most rows of a person, as for `fit`, without `max_batch_size` and not
+            with `"fixed"`. Epsilon is then that of a person; `num_examples` and `batch_size` count
+            rows. None for the epsilon of one unit.
 
     Returns:
         Epsilon, an upper bound; infinite without noise, 0.0 without steps.
@@ -135,9 +139,9 @@ def compute_epsilon(
     >>> print(f"{epsilon:.3f}")
     1.351
     """
-    accountant = check_accountant(accountant)
+    accountant, largest = check_accountant(accountant), (max_batch_size, max_rows_per_unit)
     run = PlannedRun.of(
-        num_examples, batch_size, epochs, steps, sampling, steps_per_epoch, max_batch_size
+        num_examples, batch_size, epochs, steps, sampling, steps_per_epoch, *largest
     )
     delta = _checks.check_between_0_and_1("delta", delta)
     warn_of_large_delta(delta, num_examples)
@@ -198,7 +202,9 @@ class PrivacySpent:
         neighboring_relation: `"add_or_remove_one"`, `"zero_out"` or `"replace_one"`.
         accountant: The accountant that was used, `"pld"` or `"rdp"`. It is `"rdp"` for the result
             of a search, for which PLD has no bound.
-        unit: The unit of privacy, `"example"` or `"client"`.
+        unit: The unit of privacy, `"example"`, `"client"` or `"person"`.
+        rows_per_unit: The most rows of the person, of which training uses no more; 0 for another
+            unit.
         selection: How the model was selected among several runs, in words. Epsilon counts the
             selection. Empty if there was none.
         weights_unchanged: Whether the weights are those that private training left. False if
@@ -220,6 +226,7 @@ class PrivacySpent:
     neighboring_relation: str
     accountant: str
     unit: str = "example"
+    rows_per_unit: int = 0
     selection: str = ""
     weights_unchanged: bool | None = dataclasses.field(default=None, compare=False)
 
@@ -250,7 +257,8 @@ class PrivacySpent:
             sampling=" + ".join(sampling.label for sampling in ran) or "none",
             neighboring_relation=relation,
             accountant="rdp" if relation == events.REPLACE_ONE or selection else accountant,
-            unit=next((row.unit.label for row in rows if row.steps > 0), "example"),
+            unit=events.unit_label(rows),
+            rows_per_unit=events.rows_per_unit(rows),
             selection=selection,
         )
 
@@ -272,7 +280,7 @@ class PrivacySpent:
             f"Sampling: {kinds}.",
         ]
         if self.unit != "example":
-            sentences.append(f"A unit is one {self.unit}.")
+            sentences.append(f"A unit is one {unit_in_words(self.unit, self.rows_per_unit)}.")
         if self.selection:
             sentences.append(f"Selection: {self.selection}.")
         if self.weights_unchanged is False:
@@ -287,6 +295,17 @@ def selections_in_words(rows: Iterable[LedgerRow]) -> str:
         for row in rows
         if row.selection is not None
     )
+
+
+def unit_in_words(unit: str, rows_per_unit: int) -> str:
+    """Return what epsilon protects one of, in words.
+
+    Args:
+        unit: `"example"`, `"client"` or `"person"`.
+        rows_per_unit: The most rows of the person.
+    """
+    rows = f"{rows_per_unit:,} row{'s' * (rows_per_unit > 1)}"
+    return f"person with up to {rows}" if rows_per_unit else unit.replace("example", "row")
 
 
 def rounded_up(value: float, digits: int = 5) -> str:

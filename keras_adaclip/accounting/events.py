@@ -7,6 +7,9 @@
     FIXED              SampledWithoutReplacementDpEvent(n, k, GaussianDpEvent(z / 2)) for each step
     selected runs      SelectedRunsEvent: Rényi divergences of the best run with its selection
 
+For a person with up to k rows, POISSON is DrawnRowsEvent(q, z, k) and the full releases are
+GaussianDpEvent(z / k).
+
 A noise schedule is read once an epoch, at the first step, and rounded to float32, as in training.
 
 Guarantees:
@@ -35,11 +38,17 @@ Guarantees:
     Selected runs of fixed-size batches keep their divergences then, because a hole is one of the
     units that another can be replaced by.
 
+    A person with k rows, each drawn by itself, moves a sum by as many C as rows of theirs were
+    drawn: Binomial(k, q), or at most k in a full release. Removing a person removes all of their
+    rows. The largest k of a ledger counts for all of its steps. Where some steps do not say whose
+    the rows are, all are stated for one row.
+
 References:
     Abadi et al. 2016, "Deep learning with differential privacy"; Ponomareva et al. 2023, "How to
     DP-fy ML", on shuffled batches and neighbouring relations; Wang, Balle and Kasiviswanathan 2019,
     "Subsampled Rényi differential privacy", on sampling without replacement; Ganesh et al. 2025
-    (arXiv:2508.15089), on truncated Poisson sampling.
+    (arXiv:2508.15089), on truncated Poisson sampling; Charles et al. 2024, "Fine-tuning large
+    language models with user-level differential privacy", on sampling the rows of persons.
 """
 
 import dataclasses
@@ -86,6 +95,21 @@ class SelectedRunsEvent:
     divergences: tuple[float, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class DrawnRowsEvent:
+    """A Poisson draw of rows, several of which belong to one person.
+
+    Args:
+        sampling_probability: Probability of each row.
+        noise_multiplier: Standard deviation of the noise over the sensitivity to one row.
+        num_rows: The rows of the person.
+    """
+
+    sampling_probability: float
+    noise_multiplier: float
+    num_rows: int
+
+
 def knows_truncation() -> bool:
     """Return whether the installed `dp_accounting` knows truncated Poisson sampling."""
     return hasattr(dp, "TruncatedSubsampledGaussianDpEvent")
@@ -100,8 +124,14 @@ def require_truncation() -> None:
         )
 
 
-def row_event(row: LedgerRow, relation: str) -> DpEvent:
-    """Return the event of one release of a row, in a ledger that is stated under a relation."""
+def row_event(row: LedgerRow, relation: str, group_size: int = 1) -> DpEvent:
+    """Return the event of one release of a row, in a ledger that is stated under a relation.
+
+    Args:
+        row: The row. If it is of truncated draws or fixed batches, the group has one row.
+        relation: The relation.
+        group_size: The rows of one person.
+    """
     noise, size, num_examples = row.noise_multiplier, row.expected_batch_size, row.num_examples
     if row.selection is not None:
         divergences = row.selection.divergences
@@ -110,6 +140,8 @@ def row_event(row: LedgerRow, relation: str) -> DpEvent:
     if noise == 0:
         return dp.NonPrivateDpEvent()
     if row.sampling is Sampling.POISSON and size < num_examples:
+        if group_size > 1:
+            return DrawnRowsEvent(size / num_examples, noise, group_size)
         return dp.PoissonSampledDpEvent(size / num_examples, dp.GaussianDpEvent(noise))
     if row.sampling is Sampling.TRUNCATED_POISSON:
         require_truncation()
@@ -119,27 +151,52 @@ def row_event(row: LedgerRow, relation: str) -> DpEvent:
         # Replacing a unit moves the sum by twice the clip norm.
         event = dp.GaussianDpEvent(noise / 2)
         return dp.SampledWithoutReplacementDpEvent(num_examples, size, event)
-    return dp.GaussianDpEvent(noise)
+    return dp.GaussianDpEvent(noise / group_size)
 
 
-def counted_events(rows: Iterable[LedgerRow], relation: str | None = None) -> CountedEvents:
+def rows_per_unit(rows: Iterable[LedgerRow]) -> int:
+    """Return the most rows of the persons whom epsilon is about; 0 if it is about other units.
+
+    Args:
+        rows: Ledger rows. Rows without steps add nothing.
+    """
+    sizes = [row.rows_per_unit for row in rows if row.steps > 0]
+    return max(sizes, default=0) if all(sizes) else 0
+
+
+def unit_label(rows: Iterable[LedgerRow], default: str = "example") -> str:
+    """Return what the epsilon of some rows protects: `"example"`, `"client"` or `"person"`.
+
+    Args:
+        rows: Ledger rows. Rows without steps add nothing.
+        default: The result if no step ran.
+    """
+    ran = [row for row in rows if row.steps > 0]
+    return "person" if rows_per_unit(ran) else ran[0].unit.label if ran else default
+
+
+def counted_events(
+    rows: Iterable[LedgerRow], relation: str | None = None, group_size: int | None = None
+) -> CountedEvents:
     """Return the different events of ledger rows with their counts, the most recent one last.
 
     Args:
         rows: Ledger rows. Rows without a release add nothing.
         relation: The relation that the events must hold under; None means that of the rows.
+        group_size: The rows of one person; None means what the rows say.
 
     Returns:
         Pairs of an event and its count.
     """
     rows = tuple(rows)
     relation = neighboring_relation(rows) if relation is None else relation
+    group_size = group_size or max(1, rows_per_unit(rows))
     counts: dict[DpEvent, int] = {}
     for row in rows:
         if row.releases > 0:
             # An event that comes again moves to the end. The events before the running one then
             # stay the same from one epoch to the next, and their composition is cached.
-            event = row_event(row, relation)
+            event = row_event(row, relation, group_size)
             counts[event] = counts.pop(event, 0) + row.releases
     return tuple(counts.items())
 
@@ -193,6 +250,7 @@ class PlannedRun:
         sampling: str,
         steps_per_epoch: int | None = None,
         max_batch_size: int | None = None,
+        max_rows_per_unit: int | None = None,
     ) -> Self:
         """Return the run with these arguments, checked as `compute_epsilon` says."""
         num_examples = _checks.check_integer("num_examples", num_examples, minimum=1)
@@ -221,7 +279,11 @@ class PlannedRun:
             # No draw is larger than the data.
             most = most if most < num_examples else 0
             kind = Sampling.TRUNCATED_POISSON if most else kind
-        row = LedgerRow(kind, batch_size, num_examples, 0.0, max_batch_size=most)
+        most_rows = 0
+        if max_rows_per_unit is not None:
+            most_rows = _checks.check_integer("max_rows_per_unit", max_rows_per_unit, minimum=1)
+        sizes = (batch_size, num_examples)
+        row = LedgerRow(kind, *sizes, 0.0, max_batch_size=most, rows_per_unit=most_rows)
         return cls(row, num_steps, steps_per_epoch)
 
     def rows(self, noise_multiplier: Any) -> list[LedgerRow]:

@@ -4,8 +4,8 @@ A person with k examples moves the sum of a step by as many clipping norms as ex
 were drawn: Binomial(k, q) with Poisson sampling, at most k with full releases. Poisson sampling is
 then a mixture of Gaussians, whose privacy loss `dp_accounting` knows (Ganesh 2024, "Tight
 group-level DP guarantees for DP-SGD with sampling via mixture of Gaussians mechanisms"); a full
-release is a Gaussian with a k-th of the noise. Older versions of `dp_accounting` do not know
-mixtures. The group property of any (epsilon, delta) then gives a much larger bound:
+release is a Gaussian with a k-th of the noise. For other mechanisms, the group property of any
+(epsilon, delta) gives a much larger bound:
 
     epsilon_k = k epsilon(d),   delta = d (e^(k epsilon(d)) - 1) / (e^epsilon(d) - 1)
 """
@@ -17,18 +17,13 @@ import numpy as np
 import scipy
 
 from keras_adaclip import _checks
-from keras_adaclip.accounting.accountants import composed_epsilon, self_composed
+from keras_adaclip.accounting.accountants import composed_epsilon
 from keras_adaclip.accounting.events import CountedEvents, counted_events, dp
 from keras_adaclip.accounting.row import LedgerRow
 
 # The search for the delta of one example ends here, and has this precision.
 _LEAST_LOG_DELTA = -230.0
 _PRECISION = 1e-3
-# The grid has at most this many points in the range of losses of a release. It enlarges epsilon by
-# some thousandths of it, or more if very many steps each cost next to nothing.
-_INTERVAL, _MOST_BUCKETS = 1e-3, 10_000
-# If one release can lose more than this, a person is not protected anyway.
-_LARGEST_LOSS = 500.0
 _MOST_MIXTURES, _LARGEST_GROUP = 8, 100_000
 _LEAST_LOG_MU, _MOST_LOG_MU = math.log(1e-12), math.log(1e6)
 
@@ -62,67 +57,21 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
     """
     delta = _checks.check_between_0_and_1("delta", delta)
     group_size = _checks.check_integer("group_size", group_size, minimum=1, maximum=_LARGEST_GROUP)
-    events = counted_events(rows)
+    rows = tuple(rows)
+    events = counted_events(rows, group_size=1)
     alone = composed_epsilon(events, delta, "pld")
     if group_size == 1 or math.isinf(alone) or not events:
         return alone
-    bounds = [_by_group_property(events, delta, group_size)]
     are_known = all(
         isinstance(event, (dp.PoissonSampledDpEvent, dp.GaussianDpEvent)) for event, _ in events
     )
-    if knows_mixtures() and are_known and len(events) <= _MOST_MIXTURES:
-        bounds.append(_by_mixtures(events, delta, group_size))
-    # Each of these bounds holds. None is below the epsilon of one example.
-    return max(alone, min(bounds))
-
-
-def _by_mixtures(events: CountedEvents, delta: float, group_size: int) -> float:
-    """Return a bound by the number of drawn examples; infinite if a loss is too large.
-
-    Args:
-        events: Pairs of an event and its count.
-        delta: Delta.
-        group_size: The most examples that a person owns.
-    """
-    mechanisms = []
-    for event, count in events:
-        if isinstance(event, dp.PoissonSampledDpEvent):
-            noise, sampling_probability = event.event.noise_multiplier, event.sampling_probability
-            mechanisms.append((noise, sampling_probability, count))
-        else:  # A Gaussian composed with itself is a Gaussian with less noise.
-            mechanisms.append((event.noise_multiplier / math.sqrt(count), 1.0, 1))
-    # About the loss of one release at ten standard deviations.
-    shifts = [group_size / noise for noise, _, _ in mechanisms]
-    largest_loss = max(shift**2 / 2 + 10 * shift for shift in shifts)
-    if largest_loss > _LARGEST_LOSS:
-        return math.inf
-    needed = max(largest_loss / _MOST_BUCKETS, _INTERVAL)
-    interval = math.ldexp(_INTERVAL, math.ceil(math.log2(needed / _INTERVAL)))
-    composed = dp.pld.privacy_loss_distribution.identity(value_discretization_interval=interval)
-    drawn = np.arange(group_size + 1)
-    for noise, sampling_probability, count in mechanisms:
-        if sampling_probability == 1.0:
-            released = dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
-                noise / group_size, value_discretization_interval=interval
-            )
-        else:
-            released = dp.pld.privacy_loss_distribution.from_mixture_gaussian_mechanism(
-                noise,
-                drawn,
-                scipy.stats.binom.pmf(drawn, group_size, sampling_probability),
-                value_discretization_interval=interval,
-            )
-        composed = composed.compose(self_composed(released, count))
-    return float(composed.get_epsilon_for_delta(delta))
-
-
-def knows_mixtures() -> bool:
-    """Return whether the installed `dp_accounting` knows mixtures of Gaussians."""
-    return hasattr(dp.pld.privacy_loss_distribution, "from_mixture_gaussian_mechanism")
+    if not are_known or len(events) > _MOST_MIXTURES:
+        return max(alone, _by_group_property(events, delta, group_size))
+    return composed_epsilon(counted_events(rows, group_size=group_size), delta, "pld")
 
 
 def _by_group_property(events: CountedEvents, delta: float, group_size: int) -> float:
-    """Return a bound by the property of any (epsilon, delta); arguments as of `_by_mixtures`."""
+    """Return a bound by the property of any (epsilon, delta); arguments as of `group_epsilon`."""
 
     def excess(log_delta: float) -> float:
         """Return by how much the group's log delta exceeds the wanted one."""

@@ -43,9 +43,10 @@ class Ledger:
 
     Guarantees:
         No method returns a ledger with a smaller epsilon than the ledger it was called on, under
-        the same neighbouring relation. (Fixed-size batches are stated for replacing a unit, and
-        truncated draws for adding or removing one. With other steps among them, or merged with
-        others, all steps are stated for zeroing out a unit, which is a smaller change.)
+        the same neighbouring relation and unit. (Steps without `unit_ids` after steps with them
+        are stated for one row instead of one person. Fixed-size batches are stated for replacing a
+        unit, and truncated draws for adding or removing one. With other steps among them, or merged
+        with others, all steps are stated for zeroing out a unit, which is a smaller change.)
 
     Example:
 
@@ -251,6 +252,7 @@ class Ledger:
                 raise ValueError("`rows` is no list")
             rows = []
             for fields in document["rows"]:
+                fields = {"rows_per_unit": 0, **fields}  # Version 0.3.0 has not written it.
                 cost = _complete(fields, LedgerRow)["selection"]
                 cost = None if cost is None else SelectionCost(**_complete(cost, SelectionCost))
                 rows.append(LedgerRow(**{**fields, "selection": cost}))

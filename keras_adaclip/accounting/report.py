@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from keras_adaclip._checks import check_between_0_and_1, check_choice
 from keras_adaclip.accounting.epsilon import ledger_epsilon, rounded_up, selections_in_words
-from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation
+from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation, unit_label
 from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
 from keras_adaclip.accounting.kinds import Sampling, Unit
 from keras_adaclip.accounting.report_words import ReportInWords
@@ -37,7 +37,7 @@ class PrivacyReport(ReportInWords):
 
     Args:
         delta: Delta of every epsilon here.
-        unit: The unit of privacy, `"example"` or `"client"`.
+        unit: The unit of privacy, `"example"`, `"client"` or `"person"`.
         neighboring_relation: `"add_or_remove_one"`, `"zero_out"` or `"replace_one"`.
         mechanisms: What ran.
         epsilon_pld: Epsilon by privacy loss distributions, the one to quote. It is by Rényi
@@ -109,7 +109,7 @@ class PrivacyReport(ReportInWords):
             unit: The unit of privacy if no step has run, `"example"` or `"client"`. Otherwise the
                 steps tell.
             group_sizes: Numbers of units of one person for which epsilon is given; each takes
-                seconds.
+                seconds. Without use where epsilon is that of a person.
             selection: How this run was chosen from a random number of runs like it, if it was.
             versions: Versions of further software, by name.
             model_file: A file of the model, whose name and SHA-256 the report states.
@@ -130,7 +130,8 @@ class PrivacyReport(ReportInWords):
             at_target = f"{rounded_up(ledger_epsilon(rows, promised))} at delta = {promised:g}"
         rows = tuple(row for row in rows if row.steps > 0)
         unit = check_choice("unit", unit, [each.label for each in Unit])
-        unit = rows[0].unit.label if rows else unit
+        unit = unit_label(rows, unit)
+        group_sizes = () if unit == "person" else group_sizes
         epsilon, relation = ledger_epsilon(rows, delta), neighboring_relation(rows)
         passes = [_without_amplification(row, relation) for row in rows]
         selected = selections_in_words(rows)
@@ -249,8 +250,8 @@ def _without_amplification(row: LedgerRow, relation: str) -> LedgerRow:
         return row
     # Replacing a unit moves a sum twice as far as zeroing it out, which a pass is accounted for.
     noise_multiplier = row.noise_multiplier * (0.5 if relation == REPLACE_ONE else 1.0)
-    size, num_examples = row.expected_batch_size, row.num_examples
-    return LedgerRow.open(Sampling.SHUFFLE, size, num_examples, noise_multiplier).advance(row.steps)
+    shuffled = dataclasses.replace(row.emptied(), sampling=Sampling.SHUFFLE, max_batch_size=0)
+    return dataclasses.replace(shuffled, noise_multiplier=noise_multiplier).advance(row.steps)
 
 
 def software_versions() -> dict[str, str]:

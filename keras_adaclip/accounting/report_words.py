@@ -24,8 +24,8 @@ import math
 from collections.abc import Mapping
 from string import Template
 
-from keras_adaclip.accounting.epsilon import RELATIONS_IN_WORDS, rounded_up
-from keras_adaclip.accounting.events import ADD_OR_REMOVE_ONE, REPLACE_ONE, ZERO_OUT
+from keras_adaclip.accounting.epsilon import RELATIONS_IN_WORDS, rounded_up, unit_in_words
+from keras_adaclip.accounting.events import ADD_OR_REMOVE_ONE, REPLACE_ONE, ZERO_OUT, rows_per_unit
 from keras_adaclip.accounting.kinds import Sampling
 from keras_adaclip.accounting.row import LedgerRow
 
@@ -48,6 +48,14 @@ _NEIGHBORS = {
 _UNITS = {
     "example": "any one example (one row of the training data)",
     "client": "any one client (all of its data together)",
+    "person": "any one person (all of their rows, of which each run used at most {rows:,})",
+}
+_OF_PERSONS = {
+    "example": "Data: each person has one row. For a person with several, epsilon is that of a "
+    "person with so many examples.",
+    "client": "Data: all data of a person belong to one client.",
+    "person": "Data: ids (`unit_ids`) name the same people in each run, each person by one. The "
+    "user has stated this; it was not checked.",
 }
 _CHOICES = "Choosing hyperparameters, architectures or the best of several runs on the same data."
 _OTHER_CHOICES = "Choosing anything on the same data by other means than the selection stated here."
@@ -55,8 +63,8 @@ _NOT_COVERED = (
     "Metrics and losses on the training data, in logs, plots and callbacks.",
     "{choices}",
     "Stopping early by a score on private data, unless those data are covered otherwise.",
-    "The number of {unit}s, which counts as public.",
-    "The validation {unit}s of `validation_split`, and their number, which counts as public.",
+    "The number of {part}s, which counts as public.",
+    "The validation {part}s of `validation_split`, and their number, which counts as public.",
     "Other uses of the data: preprocessing fitted to them, other models trained on them.",
     "Gaussian noise is drawn in floating point, with finite precision and finite tails.",
 )
@@ -135,6 +143,11 @@ class ReportInWords:
         return sum(mechanism.steps for mechanism in self.mechanisms)
 
     @property
+    def rows_per_unit(self) -> int:
+        """The most rows of the person whom epsilon is about; 0 for another unit."""
+        return rows_per_unit(self.mechanisms)
+
+    @property
     def is_selected(self) -> bool:
         """Whether the ledger counts that the model is the best of several runs."""
         return any(mechanism.selection is not None for mechanism in self.mechanisms)
@@ -154,8 +167,9 @@ class ReportInWords:
     def protection(self) -> tuple[str, ...]:
         """What is protected, and from whom."""
         unit, neighbor = self.unit, _NEIGHBORS[self.neighboring_relation]
+        protected = _UNITS[unit].format(rows=self.rows_per_unit)
         what = (
-            f"Protected: whether {_UNITS[unit]} was used for training, and what it contained. "
+            f"Protected: whether {protected} was used for training, and what it contained. "
             f"Training {neighbor.format(unit=unit)} gives nearly the same distribution of models; "
             "epsilon and delta bound the difference."
         )
@@ -205,7 +219,7 @@ class ReportInWords:
         if delta * num_examples >= 1:
             texts.append(
                 f"DELTA IS TOO LARGE: it should be well below 1 in {num_examples:,}, the number of "
-                f"{unit}s. With this one, publishing a random {unit} would count as private."
+                f"{self._part}s. With this one, publishing a random {unit} would count as private."
             )
         return tuple(texts)
 
@@ -213,17 +227,16 @@ class ReportInWords:
     def assumptions(self) -> tuple[str, ...]:
         """What people must have done for epsilon to hold."""
         unit, samplings = self.unit, {mechanism.sampling for mechanism in self.mechanisms}
-        person = (
-            "Data: each person has one row. For a person with several, epsilon is that of a person "
-            "with so many examples."
-            if unit == "example"
-            else "Data: all data of a person belong to one client."
-        )
         texts = [
-            person,
+            _OF_PERSONS[unit],
             "Data: initial weights, vocabularies, normalization and the like were made without "
             "these data, or are covered otherwise.",
         ]
+        if unit == "example" and any(mechanism.rows_per_unit for mechanism in self.mechanisms):
+            texts.append(
+                "Data: only some steps were told whose the rows are (`unit_ids`), so that no "
+                "person with several rows is protected by this epsilon."
+            )
         if Sampling.PASS in samplings:
             texts.append(
                 f"Training: no {unit} comes twice in a pass over the data. The user has stated "
@@ -252,11 +265,22 @@ class ReportInWords:
         """What epsilon does not cover."""
         choices = _OTHER_CHOICES if self.is_best_of_several else _CHOICES
         texts = (*_NOT_COVERED, *([_SCORES_OF_SELECTION] if self.is_selected else []))
-        words = [text.format(unit=self.unit, choices=choices) for text in texts]
+        words = [text.format(part=self._part, choices=choices) for text in texts]
         if self.preprocessing:
             made = f"These tables were made from data: {self.preprocessing}."
             words.append(f"{made} Not covered, unless the data were public.")
         return tuple(words)
+
+    @property
+    def _part(self) -> str:
+        """What is counted: the units, or the rows of persons."""
+        return "row" if self.unit == "person" else self.unit
+
+    @property
+    def _unit_in_words(self) -> str:
+        """The unit, with the most rows of a person."""
+        most = self.rows_per_unit
+        return unit_in_words(self.unit, most) if most else self.unit
 
     def to_text(self) -> str:
         """Return the report as text."""
@@ -282,7 +306,7 @@ class ReportInWords:
         return Template(template.read_text(encoding="utf-8")).substitute(
             model=html.escape(self.model_name),
             date=html.escape(self.date.replace("T", " ").replace("+00:00", " UTC")),
-            verdict=f"Epsilon {epsilon} at delta = {self.delta:g}, for one {unit}",
+            verdict=f"Epsilon {epsilon} at delta = {self.delta:g}, for one {self._unit_in_words}",
             guess=percent(guess),
             guess_width=f"{200 * (guess - 0.5):.1f}",
             unit=unit,
@@ -341,7 +365,7 @@ class ReportInWords:
     def _facts(self) -> Rows:
         """Return what ran."""
         return [
-            ("unit", self.unit),
+            ("unit", self._unit_in_words),
             ("neighbouring data sets", RELATIONS_IN_WORDS[self.neighboring_relation]),
             ("steps", f"{self.steps:,}"),
             *(("mechanism", str(mechanism)) for mechanism in self.mechanisms),

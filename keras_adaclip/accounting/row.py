@@ -19,9 +19,10 @@ from keras_adaclip import _checks
 from keras_adaclip._checks import INT32_MAX
 from keras_adaclip.accounting.kinds import Sampling, SelectionCost, Unit
 
-# In the first integer of a row: sampling + 16 unit.
+# In the first integer of a row: sampling + 16 (unit + 2 rows of one person).
 _KINDS_OF_SAMPLING = 16
 _SELECTED_LABEL = "selected"
+_OTHER_COUNTS = ("num_examples", "max_batch_size", "rows_per_unit")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Mechanism:
         max_batch_size: The most units a step, with `TRUNCATED_POISSON` only; 0 otherwise.
         selection: What one release costs, if it is the best of several runs. Sampling, noise and
             batch size are then those of the run with the least noise.
+        rows_per_unit: The most rows of one person among the examples, each of which is drawn by
+            itself; 0 if nobody has said whose they are.
 
     Raises:
         TypeError: If a count is not an integer.
@@ -61,9 +64,10 @@ class Mechanism:
     unit: Unit = Unit.EXAMPLE
     max_batch_size: int = 0
     selection: SelectionCost | None = None
+    rows_per_unit: int = 0
 
     # The smallest value of each count.
-    _minima: ClassVar = {"expected_batch_size": 1, "num_examples": 0, "max_batch_size": 0}
+    _minima: ClassVar = {"expected_batch_size": 1} | dict.fromkeys(_OTHER_COUNTS, 0)
 
     def __post_init__(self) -> None:
         noise_multiplier = _checks.check_noise_multiplier(self.noise_multiplier)
@@ -96,12 +100,15 @@ class Mechanism:
                 "`max_batch_size` must be at least `expected_batch_size` and below `num_examples` "
                 f"for sampling={label}"
             )
+        has_group = sampling not in (Sampling.FIXED, Sampling.TRUNCATED_POISSON)
+        if self.rows_per_unit and not (has_group and self.unit is Unit.EXAMPLE):
+            yield f"`rows_per_unit` must be 0 for {self.unit.label}s and sampling={label}"
 
     @property
     def mechanism(self) -> tuple[object, ...]:
         """The facts as a key. Rows with equal mechanisms add up exactly."""
         sampled = (self.sampling, self.expected_batch_size, self.num_examples, self.max_batch_size)
-        return (*sampled, self.noise_multiplier, self.unit, self.selection)
+        return (*sampled, self.noise_multiplier, self.unit, self.selection, self.rows_per_unit)
 
     @property
     def steps_per_release(self) -> int:
@@ -137,6 +144,7 @@ class LedgerRow(Mechanism):
         unit: The unit of privacy.
         max_batch_size: The most units a step, with `TRUNCATED_POISSON` only.
         selection: What one release costs, if it is the best of several runs.
+        rows_per_unit: The most rows of one person; 0 if that is unknown.
         steps: Steps that ran.
         releases: Releases that were opened; the accountant counts these.
         free_steps: Steps that the open release has room for, which cost nothing more.
@@ -281,7 +289,8 @@ class LedgerRow(Mechanism):
 
     def to_integers(self) -> npt.NDArray[np.int32]:
         """Return the row, without a selection. Shape: `(11,)`, in the order of `from_integers`."""
-        kind = self.sampling + _KINDS_OF_SAMPLING * self.unit
+        units = self.unit + len(Unit) * self.rows_per_unit
+        kind = self.sampling + _KINDS_OF_SAMPLING * units
         sizes = (self.expected_batch_size, self.num_examples, self.max_batch_size)
         noise = np.array([self.noise_multiplier], np.float32).view(np.int32)
         owner = np.array([self.owner], np.int64).view(np.int32)
@@ -293,9 +302,9 @@ class LedgerRow(Mechanism):
         """Return the row that `to_integers` wrote.
 
         Args:
-            integers: Sampling and unit in one number, expected batch size, number of units,
-                largest batch, bits of the noise multiplier, owner in two numbers, steps of a
-                release, steps, releases and free steps. Shape: `(11,)`.
+            integers: Sampling, unit and rows of one person in one number, expected batch size,
+                number of units, largest batch, bits of the noise multiplier, owner in two numbers,
+                steps of a release, steps, releases and free steps. Shape: `(11,)`.
 
         Returns:
             The row.
@@ -306,7 +315,8 @@ class LedgerRow(Mechanism):
         integers = np.ascontiguousarray(integers, np.int32)
         kind, batch_size, num_examples, max_batch_size = integers[:4].tolist()
         # A negative kind was never written. It stays as it is, for the error to name it.
-        unit, sampling = divmod(kind, _KINDS_OF_SAMPLING) if kind >= 0 else (0, kind)
+        units, sampling = divmod(kind, _KINDS_OF_SAMPLING) if kind >= 0 else (0, kind)
+        rows_per_unit, unit = divmod(units, len(Unit))
         steps, releases, free_steps = integers[8:].tolist()
         row = cls(
             Sampling(sampling),
@@ -315,6 +325,7 @@ class LedgerRow(Mechanism):
             noise_multiplier=integers[4:5].view(np.float32).item(),
             unit=Unit(unit),
             max_batch_size=max_batch_size,
+            rows_per_unit=rows_per_unit,
             steps=steps,
             releases=releases,
             free_steps=free_steps,
@@ -330,7 +341,7 @@ class LedgerRow(Mechanism):
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain values, as reports have it."""
         is_amplified = self.sampling.is_amplified and self.selection is None
-        names = ("num_examples", "noise_multiplier", "steps", "releases", "max_batch_size")
+        names = (*_OTHER_COUNTS, "noise_multiplier", "steps", "releases")
         return {
             "sampling": self.label,
             "expected_batch_size": self.expected_batch_size,
@@ -347,6 +358,7 @@ class LedgerRow(Mechanism):
         drawn = "cohorts" if self.unit is Unit.CLIENT else "batches"
         size = f"{self.num_examples:,}" if self.num_examples else "unknown many"
         most = f" (at most {self.max_batch_size:,})" if self.max_batch_size else ""
+        size += f", up to {self.rows_per_unit:,} of one person" if self.rows_per_unit else ""
         q, releases = self.to_dict()["sampling_probability"], self.releases
         return (
             f"{self.label}: {self.steps:,} step{'s' * (self.steps != 1)}, {drawn} of "

@@ -94,8 +94,10 @@ class PrivateTraining(training.TrainingBase):
         augmentation: Any = None,
         augmentation_multiplicity: int = 1,
         input_ranges: Any = None,
+        unit_ids: Any = None,
+        max_rows_per_unit: int | None = None,
     ) -> Any:
-        """Train privately; the arguments are Keras's, and six more.
+        """Train privately; the arguments are Keras's, and eight more.
 
         With arrays and `sampling="poisson"`, each step draws every example with probability
         `batch_size / len(x)`, and an epoch is `ceil(len(x) / batch_size)` steps. The noised sum
@@ -138,6 +140,13 @@ class PrivateTraining(training.TrainingBase):
                 of one example; None where nothing is said. The model is examined on made-up rows
                 within them. Without them, rows are also drawn within the range of each column of
                 the data, which may decide whether `fit` refuses, and nothing else.
+            unit_ids: Whose the rows of arrays are: an integer or a string for each row, the same
+                for all rows of a person, in each `fit`; None protects single rows. Epsilon is then
+                that of a person, and ids are not kept. Use `validation_data` of other people
+                instead of `validation_split`. One process only.
+            max_rows_per_unit: The most rows of a person that train, from 1 to 100,000; the others
+                are left out, chosen at random in each `fit`. Required with `unit_ids`. Each row
+                that stays is drawn by itself, and their number counts as public.
 
         Returns:
             Keras's `History`. Its `ended_early` says why a `PrivacyCallback` has ended training
@@ -160,6 +169,8 @@ class PrivateTraining(training.TrainingBase):
             shuffle=shuffle,
             steps_per_epoch=steps_per_epoch,
             validation_split=validation_split,
+            unit_ids=unit_ids,
+            max_rows_per_unit=max_rows_per_unit,
         )
         x, y, sample_weight = map(from_frames, (x, y, sample_weight))
         if training_data.is_array_data(x):

@@ -10,6 +10,7 @@ budget. Steps read the released gradients too, and nothing else. No run is spent
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -212,12 +213,16 @@ class AutoDPOptimizer(DPOptimizer):
             return
         rows = self.planned_rows(num_epochs, is_pass, settings)
 
-        def epsilon(noise: float) -> float:
+        def epsilon(noise: float, of: Any = accounting.ledger_epsilon) -> float:
             """Return epsilon at the end of the run with this noise."""
             planned = [dataclasses.replace(row, noise_multiplier=noise) for row in rows]
-            return accounting.ledger_epsilon([*ledger, *planned], used)
+            return float(of([*ledger, *planned], used, "pld"))
 
-        self._noise_multiplier = accounting.least_noise_multiplier(epsilon, self.target_epsilon)
+        guess, target = 1.0, self.target_epsilon
+        if settings.rows_per_unit:  # The exact epsilon of a person takes seconds.
+            quick = functools.partial(epsilon, of=accounting.quick_epsilon)
+            guess = accounting.least_noise_multiplier(quick, target)
+        self._noise_multiplier = accounting.least_noise_multiplier(epsilon, target, guess)
         self._is_planned = True
 
     def begin_plan(self, num_steps: int | None) -> None:

@@ -22,7 +22,13 @@ from keras_adaclip.sampling.arrays import (
     written_out,
 )
 from keras_adaclip.sampling.batches import FixedShapeBatches, split_among_devices
-from keras_adaclip.sampling.draws import DrawStream, ProcessShare, poisson_draw, uniform_draw
+from keras_adaclip.sampling.draws import (
+    DrawStream,
+    ProcessShare,
+    poisson_draw,
+    rows_of_units,
+    uniform_draw,
+)
 from keras_adaclip.sampling.poisson import PoissonDataset
 from keras_adaclip.sampling.rows import reading
 from keras_adaclip.sampling.sources import WrittenSource, from_folder, write_source

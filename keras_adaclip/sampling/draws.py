@@ -11,13 +11,18 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 
+from keras_adaclip._checks import check_integer
+
 # Sets the draws apart from the noise, whose keys may come from the same seed.
-_SAMPLING_STREAM = 2
+_SAMPLING_STREAM, _UNITS_STREAM = 2, 3
+_KINDS, _MISSING_IDS = (Integral, str, bytes), ("", "nan", "None", "<NA>")
+_MOST_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,47 @@ def poisson_draw(generator: Generator, num_units: int, sampling_probability: flo
     """
     size = generator.binomial(num_units, sampling_probability)
     return uniform_draw(generator, num_units, size)
+
+
+def rows_of_units(
+    unit_ids: Any, max_rows_per_unit: int | None, num_rows: int, seed: int | None
+) -> np.ndarray:
+    """Return which rows stay if each unit keeps so many at most, chosen at random.
+
+    Each row has a random priority of its own, and a unit keeps those of the least. So the rows that
+    a unit keeps depend on its own rows alone.
+
+    Args:
+        unit_ids: Integers or strings, of shape `(num_rows,)`.
+        max_rows_per_unit: The most rows of a unit, from 1 to 100,000.
+        num_rows: The number of rows.
+        seed: None draws from the operating system.
+
+    Returns:
+        A bool array of shape `(num_rows,)`.
+
+    Raises:
+        ValueError: If ids have another form, some are missing, or there is no largest number.
+    """
+    # As objects, since NumPy would make names of None and NaN among strings.
+    ids = np.asarray(unit_ids, None if hasattr(unit_ids, "__array__") else object)
+    kinds = {next((kind for kind in _KINDS if isinstance(each, kind)), None) for each in ids.flat}
+    is_missing = np.isin(ids.astype(str), _MISSING_IDS).any()
+    if ids.shape != (num_rows,) or len(kinds) != 1 or None in kinds or is_missing:
+        raise ValueError(
+            f"Argument `unit_ids` must hold an integer or a string for each of the {num_rows:,} "
+            "rows, all of one kind and none missing (as '' and 'nan' are). Rows of which nobody "
+            "knows whose they are cannot be protected for a person: leave them out. "
+            f"Received: ids of dtype {ids.dtype} and shape {ids.shape}"
+        )
+    most = check_integer("max_rows_per_unit", max_rows_per_unit, minimum=1, maximum=_MOST_ROWS)
+    units = np.unique(ids, return_inverse=True)[1]
+    key = None if seed is None else np.random.SeedSequence(seed, spawn_key=(_UNITS_STREAM,))
+    order = np.lexsort((np.random.default_rng(key).random(num_rows), units))
+    ordered = units[order]
+    stays = np.zeros(num_rows, bool)
+    stays[order] = np.arange(num_rows) - np.searchsorted(ordered, ordered) < most
+    return stays
 
 
 def truncated_draw(generator: Generator, units: np.ndarray, most: int | None) -> np.ndarray:

@@ -8,7 +8,13 @@ import keras
 import numpy as np
 
 from keras_adaclip._checks import check_batch_size, check_choice, check_integer, check_seed
-from keras_adaclip.sampling.draws import DrawStream, ProcessShare, poisson_draw, truncated_draw
+from keras_adaclip.sampling.draws import (
+    DrawStream,
+    ProcessShare,
+    poisson_draw,
+    rows_of_units,
+    truncated_draw,
+)
 from keras_adaclip.sampling.rows import ArrayRows, SourceRows
 
 
@@ -45,6 +51,13 @@ class PoissonDataset(keras.utils.PyDataset):
             often draws are cut; an old `dp-accounting` does not know it. `"auto"` lets the first
             `fit` choose the smallest number that costs at most 0.1% of that run's epsilon, which
             takes some seconds; until then nothing is cut. Cannot be combined with `present`.
+        unit_ids: Whose the rows are: integers or strings of shape `(num_examples,)`, one for each
+            person. Privacy is then that of a person with all of their rows, on the word of the
+            user that one person has one id. Only the rows that stay count as `num_examples`; their
+            number counts as public. Ids are not kept or saved. For the data of one process, without
+            `max_batch_size`.
+        max_rows_per_unit: The most rows of a person that stay, from 1 to 100,000; the others are
+            left out, chosen at random once. Required with `unit_ids`.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -55,6 +68,7 @@ class PoissonDataset(keras.utils.PyDataset):
         num_shares: The number of processes that hold the data.
         largest_share: The number of rows of the process that holds the most.
         largest_part: The number of rows of the process that draws the most in the latest draw.
+        rows_per_unit: The most rows of one person; 0 without `unit_ids`.
 
     Example:
 
@@ -78,6 +92,8 @@ class PoissonDataset(keras.utils.PyDataset):
         num_present: int | None = None,
         share: ProcessShare | None = None,
         max_batch_size: int | str | None = None,
+        unit_ids: Any = None,
+        max_rows_per_unit: int | None = None,
     ) -> None:
         super().__init__()
         # What has been read from elsewhere comes from `from_source`.
@@ -87,6 +103,11 @@ class PoissonDataset(keras.utils.PyDataset):
         held = self._share.units_of_processes
         self.num_shares, self.largest_share, self._num_examples = len(held), max(held), sum(held)
         self._present = None if present is None else _checked_present(present, self.num_rows)
+        self.rows_per_unit = max_rows_per_unit or 0
+        if unit_ids is not None or max_rows_per_unit is not None:
+            stays = rows_of_units(unit_ids, max_rows_per_unit, self.num_rows, check_seed(seed))
+            self._num_examples = int(stays.sum())
+            self._present = stays if self._present is None else stays & self._present
         if num_present is not None:
             self._num_examples = check_integer(
                 "num_present", num_present, minimum=1, maximum=self.num_rows
@@ -95,17 +116,18 @@ class PoissonDataset(keras.utils.PyDataset):
             expected_batch_size, self._num_examples, "expected_batch_size"
         )
         self._max_batch_size = self._checked_largest(max_batch_size)
-        is_part = present is not None or self._num_examples != sum(held)
+        is_part = self._present is not None or self._num_examples != sum(held)
         if is_part and self.num_shares > 1:
             raise ValueError(
-                "Arguments `present` and `num_present` are for the data of one process. "
+                "Arguments `present`, `num_present` and `unit_ids` are for data of one process. "
                 f"Received: {self.num_shares} processes"
             )
         if is_part and max_batch_size is not None:
             raise ValueError(
-                "Argument `max_batch_size` cannot be combined with `present` or `num_present`: how "
-                "often a draw is cut depends on the number of rows, which is accounted for as "
-                f"public. Received: max_batch_size={max_batch_size!r}"
+                "Argument `max_batch_size` cannot be combined with `present`, `num_present` or "
+                "`unit_ids`: how often a draw is cut depends on the number of rows, which is "
+                "accounted for as public, and its cost is known for one row of a person alone. "
+                f"Received: max_batch_size={max_batch_size!r}"
             )
         self.seed = check_seed(seed)
         self.largest_part = 0
@@ -123,6 +145,8 @@ class PoissonDataset(keras.utils.PyDataset):
         workers: int = 0,
         max_batch_size: int | str | None = None,
         seed: int | None = None,
+        unit_ids: Any = None,
+        max_rows_per_unit: int | None = None,
     ) -> "PoissonDataset":
         """Return a Poisson-sampled data set of examples that are read when they are drawn.
 
@@ -148,6 +172,8 @@ class PoissonDataset(keras.utils.PyDataset):
             max_batch_size: As for `PoissonDataset`.
             seed: As for `PoissonDataset`. The draws of a `fit` do not depend on `workers`; after
                 one that ended within an epoch, those of the next do.
+            unit_ids: As for `PoissonDataset`, one id for each example of the source.
+            max_rows_per_unit: As for `PoissonDataset`.
 
         Raises:
             TypeError: If the source cannot be read by number, or an example is not of numbers (on
@@ -175,6 +201,8 @@ class PoissonDataset(keras.utils.PyDataset):
             expected_batch_size=expected_batch_size,
             max_batch_size=max_batch_size,
             seed=seed,
+            unit_ids=unit_ids,
+            max_rows_per_unit=max_rows_per_unit,
         )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -54,7 +54,7 @@ class RunOfSteps(keras.callbacks.Callback):
             self._num_steps, num_epochs = 0, min(num_epochs, 1)
         self._rows = optimizer.planned_rows(num_epochs, self._is_pass)
         if self.params["verbose"] and self._rows:
-            print(f"Private training: {self._mechanism()}. {self._cost()}.")
+            print(f"Private training: {self._mechanism()}. {self._cost()}. {self._protected()}.")
             state = self.model._private_state
             if num_wrong := data.num_not_finite(state.handles_missing):
                 print(
@@ -142,8 +142,9 @@ class RunOfSteps(keras.callbacks.Callback):
         if math.isinf(epsilon):
             return f"Epsilon {when}: infinite. Training without noise is not private"
         words = f"Epsilon {when}: {rounded_up(epsilon, 3)} at {self._delta_in_words()}"
-        if self._before:
-            words += f", {rounded_up(self._epsilon([]), 3)} of it spent before"
+        # Epsilon may have been that of a person, and is that of a row now.
+        if self._before and (before := self._epsilon([])) <= epsilon:
+            words += f", {rounded_up(before, 3)} of it spent before"
         if not data.sampling.is_amplified and data.expected_batch_size < data.num_examples:
             remedy = "give `fit` arrays or a `keras_adaclip.sampling.PoissonDataset`"
             if data.sampling is Sampling.SHUFFLE:
@@ -160,6 +161,15 @@ class RunOfSteps(keras.callbacks.Callback):
         target = None if self._budget is None else self._budget.target_epsilon
         if target is not None and epsilon > target:
             words += f". Training ends before epsilon passes {target:g}"
+        return words
+
+    def _protected(self) -> str:
+        """Return whom epsilon protects at the end of the run."""
+        rows = (*self._before, *self._rows)
+        most, label = accounting.rows_per_unit(rows), accounting.unit_label(rows)
+        words = f"This protects one {accounting.unit_in_words(label, most)}"
+        if not most and any(row.rows_per_unit for row in rows):
+            words += ", and no person with several, since some steps are without `unit_ids`"
         return words
 
     def _ending(self, steps: int, budget: Any) -> str:

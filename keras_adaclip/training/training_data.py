@@ -33,6 +33,7 @@ from keras_adaclip.sampling import (
     from_frames,
     most_copies,
     num_rows_not_finite,
+    rows_of_units,
     written_out,
 )
 from keras_adaclip.training.processes import as_share
@@ -73,7 +74,7 @@ class TrainingData(RunSettings):
             handled: By target, whether the loss has a use of its own for such numbers.
         """
         known = self.known
-        if known is None or common_length({"x": known.x}) != self.num_examples:
+        if known is None or common_length({"x": known.x}) < self.num_examples:
             return 0
         pairs = itertools.zip_longest(keras.tree.flatten(known.y), handled)
         targets = [target for target, is_handled in pairs if not is_handled]
@@ -151,6 +152,8 @@ class DrawsOfFit:
         shuffle: Whether Keras shuffles.
         steps_per_epoch: Number of steps in an epoch, or None.
         validation_split: Share of arrays that is held out.
+        unit_ids: Whose the rows of arrays are, or None.
+        max_rows_per_unit: The most rows of one person, or None.
     """
 
     batch_size: int | None = None
@@ -163,6 +166,8 @@ class DrawsOfFit:
     shuffle: Any = True
     steps_per_epoch: int | None = None
     validation_split: float = 0.0
+    unit_ids: Any = None
+    max_rows_per_unit: int | None = None
 
     def from_arrays(self, x: Any, y: Any, sample_weight: Any, optimizer: Any) -> TrainingData:
         """Return training data from arrays.
@@ -173,6 +178,12 @@ class DrawsOfFit:
         check_choice("sampling", self.sampling, ("poisson", "shuffle"))
         num_examples, rows = rows_of(x, y, sample_weight)
         weights = ClassWeights.of_fit(self.model, self.class_weight, rows.x, y)
+        ids, most = self.unit_ids, self.max_rows_per_unit
+        if ids is not None or most is not None:
+            words = "`unit_ids`: a person could be on both sides. Give `validation_data`"
+            _refuse_given({"validation_split": self.validation_split or None}, words)
+            stays = rows_of_units(ids, most, num_examples, optimizer.sampling_seed)
+            num_examples = int(stays.sum())
         size, steps = self.batch_size, self.steps_per_epoch
         is_shared = backend.num_processes() > 1 and self.sampling == "poisson"
         if size is None:
@@ -187,8 +198,12 @@ class DrawsOfFit:
                 sample_weight,
                 expected_batch_size=1 if is_shared else size,
                 seed=optimizer.sampling_seed,
+                unit_ids=ids,
+                max_rows_per_unit=most,
             )
             return self._from_poisson(as_share(own, size), weights)
+        if most is not None:
+            x, y, sample_weight = mapped(lambda part: as_array(part)[stays], (x, y, sample_weight))
         if weights is not None:
             sample_weight = weights.of(y, sample_weight)
             rows = dataclasses.replace(rows, sample_weight=sample_weight[:3])
@@ -198,6 +213,7 @@ class DrawsOfFit:
         options = {"batch_size": size, "shuffle": self.shuffle, "steps_per_epoch": steps}
         return TrainingData(
             sampling=Sampling.SHUFFLE,
+            rows_per_unit=most or 0,
             expected_batch_size=size,
             num_examples=num_examples,
             steps_per_epoch=steps or math.ceil(num_examples / size),
@@ -231,6 +247,10 @@ class DrawsOfFit:
         split = self.validation_split or None
         of_arrays |= {"batch_size": self.batch_size, "validation_split": split}
         _refuse_given(of_arrays, f"a data set of type {kind}, which has its own")
+        units = {"unit_ids": self.unit_ids, "max_rows_per_unit": self.max_rows_per_unit}
+        _refuse_given(
+            units, f"a data set of type {kind}. Give them with arrays or `PoissonDataset`"
+        )
         num_examples, steps = self.num_examples, self.steps_per_epoch
         if isinstance(data, PoissonDataset):
             data = as_share(data)
@@ -304,6 +324,7 @@ class DrawsOfFit:
         return TrainingData(
             sampling=sampling,
             max_batch_size=most,
+            rows_per_unit=dataset.rows_per_unit,
             expected_batch_size=dataset.expected_batch_size,
             num_examples=dataset.num_examples,
             steps_per_epoch=steps or dataset.num_batches,

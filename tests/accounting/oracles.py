@@ -8,7 +8,7 @@ from keras_adaclip.accounting import LedgerRow, Sampling
 
 
 def row(sampling=Sampling.POISSON, batch=256, examples=60_000, noise=1.0, steps=0, **options):
-    return LedgerRow.open(sampling, batch, examples, noise, **options).advance(steps)
+    return LedgerRow(sampling, batch, examples, noise, **options).advance(steps)
 
 
 def gaussian_epsilon(noise_multiplier, delta, *, releases=1, sensitivity=1.0):
