@@ -92,6 +92,7 @@ VALUES = np.array([5.0, 0.5, 5.0, 0.5, 2.0, 0.25, 3.0, 0.125], np.float32)
 WEIGHTS = np.array([0.0, 1.0, 1.0, 3.0, 0.5, 1.0, 0.0, 1.0], np.float32)
 
 
+@pytest.mark.filterwarnings("ignore:.*whatever the weight of an example:UserWarning")
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize("mode", COMPILED)
 def test_a_weight_of_zero_is_a_unit_for_the_quantile_and_padding_is_not(
