@@ -121,7 +121,8 @@ def refuse_labels(model: keras.Model, rows: Batch, known: Batch) -> None:
     given, _ = backend.attempt(keras_private.given_to_losses, model, *parts)
     for loss, targets, outputs, weights in given or ():
         name, options = keras_private.kind_of_loss(loss)
-        if "crossentropy" not in name:
+        labels = as_array(targets)
+        if "crossentropy" not in name or labels.dtype.kind == "O":  # Strings fail elsewhere.
             continue
         most, allowed, advice = 1, "between 0 and 1", "Write 0 for -1, or take a hinge loss"
         if is_sparse := name.startswith("sparse"):
@@ -134,7 +135,6 @@ def refuse_labels(model: keras.Model, rows: Batch, known: Batch) -> None:
                 "which would predict the same class always. Give two classes two units, or train "
                 "one unit with a sigmoid and `binary_crossentropy`. Nothing was trained."
             )
-        labels = as_array(targets)
         labels = labels[: max(_MOST_LABELS // max(labels[:1].size, 1), 1)]
         wrong = ~((labels >= 0) & (labels <= most)) & np.isfinite(labels)
         wrong &= labels != options.get("ignore_class")

@@ -115,8 +115,10 @@ def most_copies(parts: Any) -> tuple[int, int]:
     texts = [array.astype("U") if array.dtype.kind == "O" else array for array in arrays]
     rows = zip(*texts, strict=True)
     counts = Counter(hash(tuple(part.tobytes() for part in row)) for row in rows)
-    heads = [array[:100] for array in arrays if array.dtype.kind == "f"]
-    is_fine = 2 * len(counts) > len(arrays[0]) or any((head % 1).any() for head in heads)
+    heads = [np.nan_to_num(array[:100]) for array in arrays if array.dtype.kind == "f"]
+    is_fine = 2 * len(counts) > len(arrays[0]) or any(
+        (head != np.floor(head)).any() for head in heads
+    )
     return (max(counts.values()), len(counts)) if is_fine else (0, 0)
 
 

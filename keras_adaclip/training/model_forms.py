@@ -66,8 +66,15 @@ class SubclassedForm(metaclass=ModelType):
 class SequentialForm:
     """The first base of our sequential classes, with their further argument."""
 
-    def __init__(self, *args: Any, public_preprocessing: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        layers: Any = None,
+        trainable: bool = True,
+        name: str | None = None,
+        *,
+        public_preprocessing: bool = False,
+    ) -> None:
+        super().__init__(layers, trainable=trainable, name=name)  # type: ignore[call-arg]
         self.public_preprocessing = public_preprocessing
 
 

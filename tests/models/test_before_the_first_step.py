@@ -133,6 +133,10 @@ FINE = {
         *(lambda: classifier(optimizer=ka.optimizers.AutoDPOptimizer(3.0, optimizer="adam")), Y),
         {"callbacks": [CALLBACKS.LearningRateScheduler(lambda epoch: 0.1)]},
     ),
+    "gaps in few kinds of rows": (
+        *(classifier, np.repeat([0, 1], 20)),
+        {"x": np.repeat([[0, 1, np.nan, np.inf], [1, 0, 1, 0]], 20, 0).astype("float32")},
+    ),
     "few kinds of rows": (classifier, Y, {"x": np.round(X).clip(0, 1)}),
 }
 

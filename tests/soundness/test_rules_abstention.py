@@ -174,6 +174,7 @@ def test_one_client_moves_sum_and_statistics_by_what_is_paid_for(name, options, 
 
 
 @pytest.mark.filterwarnings("ignore:.*whatever the weight of an example:UserWarning")
+@pytest.mark.filterwarnings("ignore:A row of the data stands:UserWarning")
 @pytest.mark.parametrize(("name", "data"), paired("generator", "poisson", "shuffle"))
 def test_one_example_moves_sum_and_statistics_by_what_is_paid_for(name, data, monkeypatch):
     """A hole is a row that is not there: the batch is that much smaller."""
