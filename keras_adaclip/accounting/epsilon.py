@@ -119,9 +119,9 @@ def compute_epsilon(
         steps_per_epoch: Steps of an epoch, if `fit` is given that number; None means
             `ceil(num_examples / batch_size)`. Noise schedules change with the epochs.
         max_batch_size: The most units a step, with `"poisson"` only; see `PoissonDataset`.
-        max_rows_per_unit: The most rows of a person, as for `fit`, without `max_batch_size` and not
-            with `"fixed"`. Epsilon is then that of a person; `num_examples` and `batch_size` count
-            rows. None for the epsilon of one unit.
+        max_rows_per_unit: The most rows of a person, up to 100,000, as for `fit`, without
+            `max_batch_size` and not with `"fixed"`. Epsilon is then that of a person;
+            `num_examples` and `batch_size` count rows. None for the epsilon of one unit.
 
     Returns:
         Epsilon, an upper bound; infinite without noise, 0.0 without steps.

@@ -41,7 +41,8 @@ Guarantees:
     A person with k rows, each drawn by itself, moves a sum by as many C as rows of theirs were
     drawn: Binomial(k, q), or at most k in a full release. Removing a person removes all of their
     rows. The largest k of a ledger counts for all of its steps. Where some steps do not say whose
-    the rows are, all are stated for one row.
+    the rows are, all are stated for one row, under zero-out: if a row were removed, another row of
+    the person could take its place among the k, and move a sum by up to 2 C.
 
 References:
     Abadi et al. 2016, "Deep learning with differential privacy"; Ponomareva et al. 2023, "How to
@@ -67,6 +68,7 @@ ADD_OR_REMOVE_ONE = "add_or_remove_one"
 ZERO_OUT = "zero_out"
 REPLACE_ONE = "replace_one"
 _SAMPLING_NAMES = ("poisson", "shuffle", "stream", "fixed")
+MOST_ROWS = 100_000
 _POISSON = frozenset({Sampling.POISSON, Sampling.TRUNCATED_POISSON})
 
 DpEvent = Any  # Of `dp_accounting`, or a `SelectedRunsEvent`.
@@ -209,12 +211,15 @@ def neighboring_relation(rows: Iterable[LedgerRow]) -> str:
 
     Returns:
         `"add_or_remove_one"` if all steps were Poisson-sampled, truncated or not, `"replace_one"`
-        if all batches were of a fixed size, else `"zero_out"`.
+        if all batches were of a fixed size, else `"zero_out"`, also if only some steps say whose
+        the rows are.
     """
-    ran = {sampling for row in rows if row.steps > 0 for sampling in row.samplings}
+    rows = [row for row in rows if row.steps > 0]
+    ran = {sampling for row in rows for sampling in row.samplings}
     if ran == {Sampling.FIXED}:
         return REPLACE_ONE
-    return ADD_OR_REMOVE_ONE if ran <= _POISSON else ZERO_OUT
+    is_mixed = len({row.rows_per_unit > 0 for row in rows}) > 1
+    return ADD_OR_REMOVE_ONE if ran <= _POISSON and not is_mixed else ZERO_OUT
 
 
 # A schedule of `keras_adaclip.schedules`, which is not imported: Keras would come with it.
@@ -281,7 +286,9 @@ class PlannedRun:
             kind = Sampling.TRUNCATED_POISSON if most else kind
         most_rows = 0
         if max_rows_per_unit is not None:
-            most_rows = _checks.check_integer("max_rows_per_unit", max_rows_per_unit, minimum=1)
+            most_rows = _checks.check_integer(
+                "max_rows_per_unit", max_rows_per_unit, minimum=1, maximum=MOST_ROWS
+            )
         sizes = (batch_size, num_examples)
         row = LedgerRow(kind, *sizes, 0.0, max_batch_size=most, rows_per_unit=most_rows)
         return cls(row, num_steps, steps_per_epoch)

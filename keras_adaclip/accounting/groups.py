@@ -18,13 +18,13 @@ import scipy
 
 from keras_adaclip import _checks
 from keras_adaclip.accounting.accountants import composed_epsilon
-from keras_adaclip.accounting.events import CountedEvents, counted_events, dp
+from keras_adaclip.accounting.events import MOST_ROWS, CountedEvents, counted_events, dp
 from keras_adaclip.accounting.row import LedgerRow
 
 # The search for the delta of one example ends here, and has this precision.
 _LEAST_LOG_DELTA = -230.0
 _PRECISION = 1e-3
-_MOST_MIXTURES, _LARGEST_GROUP = 8, 100_000
+_MOST_MIXTURES = 8
 _LEAST_LOG_MU, _MOST_LOG_MU = math.log(1e-12), math.log(1e6)
 
 
@@ -56,7 +56,7 @@ def group_epsilon(rows: Iterable[LedgerRow], delta: float, group_size: int) -> f
     0.726
     """
     delta = _checks.check_between_0_and_1("delta", delta)
-    group_size = _checks.check_integer("group_size", group_size, minimum=1, maximum=_LARGEST_GROUP)
+    group_size = _checks.check_integer("group_size", group_size, minimum=1, maximum=MOST_ROWS)
     rows = tuple(rows)
     events = counted_events(rows, group_size=1)
     alone = composed_epsilon(events, delta, "pld")

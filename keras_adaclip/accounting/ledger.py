@@ -44,9 +44,9 @@ class Ledger:
     Guarantees:
         No method returns a ledger with a smaller epsilon than the ledger it was called on, under
         the same neighbouring relation and unit. (Steps without `unit_ids` after steps with them
-        are stated for one row instead of one person. Fixed-size batches are stated for replacing a
-        unit, and truncated draws for adding or removing one. With other steps among them, or merged
-        with others, all steps are stated for zeroing out a unit, which is a smaller change.)
+        are stated for zeroing out one row instead of one person. Fixed-size batches are stated for
+        replacing a unit, and truncated draws for adding or removing one. With other steps among
+        them, or merged with others, all steps are stated for zeroing out a unit, a smaller change.)
 
     Example:
 

@@ -43,7 +43,13 @@ import scipy
 from keras_adaclip import _checks
 from keras_adaclip.accounting.accountants import composed_divergences, epsilon_of_divergences
 from keras_adaclip.accounting.epsilon import warn_of_large_delta
-from keras_adaclip.accounting.events import PlannedRun, counted_events, dp, neighboring_relation
+from keras_adaclip.accounting.events import (
+    PlannedRun,
+    counted_events,
+    dp,
+    neighboring_relation,
+    rows_per_unit,
+)
 from keras_adaclip.accounting.kinds import (
     DISTRIBUTIONS,
     ORDERS,
@@ -263,7 +269,8 @@ class RunBounds:
 
     Raises:
         TypeError: If a plan is no `Ledger`.
-        ValueError: If there is no plan, or some are about examples and others about clients.
+        ValueError: If there is no plan, or they are not about the same unit: examples, clients, or
+            persons with several rows.
 
     Example:
 
@@ -287,6 +294,12 @@ class RunBounds:
         plans = dict.fromkeys(plan.owned_by(0) for plan in self.plans)
         object.__setattr__(self, "plans", tuple(plans))
         Ledger(self._rows())  # Refuses examples beside clients.
+        if len({row.rows_per_unit > 0 for row in self._rows() if row.steps > 0}) > 1:
+            raise ValueError(
+                "Either all runs of a search or none must say whose the rows are (`unit_ids`), "
+                "with those that a base model has taken: the best run protects what all of them "
+                "protect. Give all of them ids, or none."
+            )
 
     @property
     def neighboring_relation(self) -> str:
@@ -305,6 +318,10 @@ class RunBounds:
         if neighboring_relation((*self._rows(), *ledger)) != relation:
             return False
         if ledger.unit not in {plan.unit for plan in self.plans}:
+            return False
+        # The best run protects persons only if each run does, and so many of their rows.
+        most = rows_per_unit(self._rows())
+        if not min(1, most) <= rows_per_unit(ledger) <= most:
             return False
         # The series of `dp_accounting` does not converge at some orders, which depend on the noise.
         # The divergence there is infinite, so less noise might not look like more. `growing`
@@ -359,7 +376,11 @@ class RunBounds:
         least_noise = min(rows, key=lambda row: row.noise_multiplier)
         steps = max(plan.steps for plan in self.plans)
         released = dataclasses.replace(
-            least_noise.emptied(), steps=steps, releases=1, selection=cost
+            least_noise.emptied(),
+            steps=steps,
+            releases=1,
+            selection=cost,
+            rows_per_unit=rows_per_unit(rows),
         )
         return Ledger((released,))
 

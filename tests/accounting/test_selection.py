@@ -197,3 +197,22 @@ def test_orders_at_which_a_series_did_not_converge_refuse_nothing():
 def test_a_plan_without_noise_costs_everything():
     bounds = RunBounds((ledger(1.0, 1), ledger(0.0, 1)))
     assert bounds.epsilon(DELTA) == bounds.selection_epsilon(RandomSelection(5), DELTA) == np.inf
+
+
+def of_person(most, noise=1.0):
+    return Ledger(
+        (LedgerRow(Sampling.POISSON, 10, 1_000, noise, rows_per_unit=most, steps=9, releases=9),)
+    )
+
+
+def test_the_best_run_protects_a_person_only_if_all_runs_do():
+    bounds = RunBounds((of_person(5, 2.0), of_person(2)))
+    assert bounds.covers(of_person(2, 2.0))
+    # More noise, and yet another protection.
+    assert not bounds.covers(of_person(0, 50.0))
+    assert not bounds.covers(of_person(6, 50.0))
+    assert not RunBounds((of_person(0),)).covers(of_person(1, 50.0))
+    (row,) = bounds.selected(RandomSelection(10))
+    assert (row.noise_multiplier, row.rows_per_unit) == (1.0, 5)
+    with pytest.raises(ValueError, match="Either all runs of a search or none"):
+        RunBounds((of_person(5), of_person(0, 2.0)))
