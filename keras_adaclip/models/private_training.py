@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from keras_adaclip import backend, examination, training
-from keras_adaclip.accounting import Sampling
+from keras_adaclip.accounting import Sampling, rows_per_unit
 from keras_adaclip.backend import keras_private
 from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.gradients import (
@@ -393,6 +393,16 @@ class PrivateTraining(training.TrainingBase):
             raise ValueError(
                 "The optimizer plans for one delta, and a `PrivacyCallback` reports for another. "
                 f"Give one of them. Received: {optimizer.delta} and {delta}"
+            )
+        has_target = optimizer.target_epsilon is not None or any(
+            isinstance(each, PrivacyCallback) and each.target_epsilon is not None for each in given
+        )
+        past = [row for row in self.privacy_ledger if row.steps > 0]
+        if has_target and past and bool(rows_per_unit(past)) != bool(data.rows_per_unit):
+            raise ValueError(
+                "A target for epsilon cannot go on in another unit: the steps so far protect a "
+                "person, and this `fit` would protect a row, or the other way round. Give "
+                "`unit_ids` to all calls of `fit` or to none, or leave the target out."
             )
         plan = functools.partial(
             optimizer.plan_run,

@@ -277,3 +277,17 @@ def test_ids_go_with_arrays_and_exact_draws_alone():
         PoissonDataset(X, expected_batch_size=12, max_batch_size=30, **units)
     with pytest.raises(ValueError, match="`rows_per_unit` must be 0 for clients"):
         ka.accounting.LedgerRow(1, 12, 120, 1.0, ka.accounting.Unit.CLIENT, rows_per_unit=2)
+
+
+@pytest.mark.parametrize("ids_first", [True, False])
+def test_a_target_of_persons_is_not_renewed_by_rows(ids_first):
+    """Epsilon of a row is smaller than what the steps with ids have spent of a person's."""
+    model, with_ids = compiled(noise_multiplier=4.0), {"unit_ids": IDS, "max_rows_per_unit": 5}
+    fits = [with_ids, {}] if ids_first else [{}, with_ids]
+    helpers.quiet_fit(model, X, Y, batch_size=12, **fits[0])
+    steps = model.privacy_ledger.steps
+    budget = ka.callbacks.PrivacyCallback(1e-3, target_epsilon=50.0)
+    with pytest.raises(ValueError, match="cannot go on in another unit"):
+        helpers.quiet_fit(model, X, Y, batch_size=12, callbacks=[budget], **fits[1])
+    assert model.privacy_ledger.steps == steps
+    helpers.quiet_fit(model, X, Y, batch_size=12, callbacks=[budget], **fits[0])
