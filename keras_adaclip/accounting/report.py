@@ -250,8 +250,9 @@ def _without_amplification(row: LedgerRow, relation: str) -> LedgerRow:
         return row
     # Replacing a unit moves a sum twice as far as zeroing it out, which a pass is accounted for.
     noise_multiplier = row.noise_multiplier * (0.5 if relation == REPLACE_ONE else 1.0)
-    shuffled = dataclasses.replace(row.emptied(), sampling=Sampling.SHUFFLE, max_batch_size=0)
-    return dataclasses.replace(shuffled, noise_multiplier=noise_multiplier).advance(row.steps)
+    kind: dict[str, Any] = {"sampling": Sampling.SHUFFLE, "max_batch_size": 0, "selection": None}
+    shuffled = dataclasses.replace(row.emptied(), noise_multiplier=noise_multiplier, **kind)
+    return shuffled.advance(row.steps)
 
 
 def software_versions() -> dict[str, str]:

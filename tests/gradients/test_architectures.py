@@ -75,7 +75,9 @@ def test_layers_that_compute_results_again_train_as_others_do():
             inner = [keras.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(2)]
         model = ka.PrivateSequential([keras.Input((3,)), outer(inner), layers.Dense(2)])
         before = model.get_weights()
-        model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=0.0), loss="mse")
+        # Steps as large as the weights, so that their rounding is far below the tolerance.
+        sgd = keras.optimizers.SGD(1.0)
+        model.compile(ka.optimizers.DPOptimizer(sgd, noise_multiplier=0.0), loss="mse")
         model.fit(x, y, batch_size=3, verbose=0)
         changes = zip(before, model.get_weights(), strict=True)
         found.append([new - old for old, new in changes])
