@@ -20,17 +20,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
-    "accounting": (2_006, 14),
+    "accounting": (2_105, 14),
+    "training": (1_910, 11),
     "gradients": (1_821, 17),
-    "training": (1_751, 11),
-    "federated": (1_749, 15),
-    "backend": (1_530, 10),
-    "examination": (1_322, 9),
+    "federated": (1_758, 15),
+    "backend": (1_580, 10),
+    "examination": (1_382, 9),
     "tuners": (1_059, 7),
-    "optimizers": (1_050, 7),
-    "sampling": (751, 7),
+    "optimizers": (1_055, 7),
+    "sampling": (817, 7),
+    "models": (674, 6),
     "clipping": (643, 12),
-    "models": (641, 6),
     ".": (431, 7),
     "audit": (356, 4),
     "integrations": (352, 6),
@@ -39,9 +39,9 @@ FOLDERS = {
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 25_083
+LINES_OF_TESTS = 25_838
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (51, 665), "in a step": (36, 238)}
+EXECUTED = {"before the first step": (51, 701), "in a step": (36, 244)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
