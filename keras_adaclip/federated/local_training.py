@@ -261,10 +261,7 @@ class LocalTraining:
                 training=True,
             )
             increments = [inside.get_current_value(variable) for variable in trackers]
-            kept = set(map(id, trackers))
-            assigned = [each for each, value in before if each.value is not value]
-            lost = [each for each in assigned if id(each) not in kept]
-        refuse(model, [PrivacyIssue(each.path, *ASSIGNED_OUTSIDE) for each in lost])
+            refuse_lost_updates(model, before)
         masks = [keras_private.mask_of(value) for value in keras.tree.flatten(y_pred)]
         return ops.cast(ops.sum(loss), "float32"), increments, y_pred, masks
 
@@ -344,3 +341,16 @@ def with_rows_masked(value: Tensor, present: Tensor) -> Tensor:
     trailing = (1,) * (len(mask.shape) - 1)
     present = ops.reshape(present, (-1, *trailing))
     return keras_private.attach_mask(value, ops.logical_and(mask, present))
+
+
+def refuse_lost_updates(model: keras.Model, before: list[tuple[keras.Variable, Any]]) -> None:
+    """Raise for metrics that model or loss have updated in the scope of a client, which ends.
+
+    Args:
+        model: The model.
+        before: The variables of its metrics, each with its value before.
+    """
+    kept = set(map(id, tracker_variables(model)))
+    assigned = [each for each, value in before if each.value is not value]
+    lost = [each for each in assigned if id(each) not in kept]
+    refuse(model, [PrivacyIssue(each.path, *ASSIGNED_OUTSIDE) for each in lost])

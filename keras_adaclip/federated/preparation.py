@@ -12,7 +12,7 @@ from keras_adaclip import backend, examination, training
 from keras_adaclip.backend import keras_private
 from keras_adaclip.examination import Finding, PrivacyIssue, SampleRows
 from keras_adaclip.federated.cohorts import CohortBatches
-from keras_adaclip.federated.local_training import with_rows_masked
+from keras_adaclip.federated.local_training import refuse_lost_updates, with_rows_masked
 from keras_adaclip.gradients import Batch, call_model, mapped
 
 _COUNTING_LOSS = (
@@ -137,12 +137,15 @@ def _told_of_loss(model: keras.Model, row_counts: list[int], rows: Batch) -> tup
 
     def losses(_: Any) -> list[Any]:
         """Return the loss without padding, twice, and with padding."""
+        before = [(each, each.value) for each in model.metrics_variables]
         # Once for all: another call may draw other random numbers.
         y_pred = call_model(model, rows.x, training=False)
         # Where all predictions are alike, padding would not show.
         predictions = y_pred, keras.tree.map_structure(_made_different, y_pred)
         loss = functools.partial(_loss_with_padding, model, rows)
-        return [loss(each, count) for each in predictions for count in (0, 0, *missing)]
+        found = [loss(each, count) for each in predictions for count in (0, 0, *missing)]
+        refuse_lost_updates(model, before)
+        return found
 
     variables = [*model.variables, *model.metrics_variables]
     (found,) = backend.evaluate_each(losses, variables, [()])
