@@ -493,6 +493,61 @@ def logits_for(loss: Any, value: Tensor) -> Tensor | None:
     return next((marks_of(value)[place] for place in places), None)
 
 
+def layer_of_logits(model: keras.Model) -> keras.layers.Dense | None:
+    """Return the `Dense` layer whose outputs are the logits of a classifier, and nothing else.
+
+    None unless a cross-entropy is the only loss of a functional model, each row has one label, the
+    layer is trainable, called once, and shares no weight, and each layer that may compute something
+    else at inference than in training is Keras's own.
+
+    Args:
+        model: A compiled model whose loss is built.
+    """
+    layers, kinds = flatten_layers(model), keras.layers
+    graph = getattr(model, "_functional", model)
+    outputs = keras.tree.flatten(getattr(graph, "outputs", None) or [])
+    losses = [] if model._compile_loss is None else model._compile_loss._flat_losses
+    is_own_code = own_methods(model, ("call", "compute_loss"))
+    if len(outputs) != 1 or len(losses) != 1 or len(outputs[0].shape) != 2 or is_own_code:
+        return None
+    name, options = kind_of_loss(losses[0].loss)
+    is_binary, last = name == "binary_crossentropy", outputs[0]._keras_history.operation
+    names = ("binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy")
+    is_plain = not options.get("label_smoothing") and options.get("ignore_class") is None
+    if name not in names or not is_plain or is_binary != (outputs[0].shape[1] == 1):
+        return None
+    probability = "linear" if options.get("from_logits") else "sigmoid" if is_binary else "softmax"
+    if getattr(last, "activation", None) is not keras.activations.get(probability):
+        return None
+    layer = last
+    if type(last) is kinds.Activation:
+        (given,) = last._inbound_nodes[0].input_tensors
+        layer = given._keras_history.operation
+        if getattr(layer, "activation", None) is not keras.activations.linear:
+            return None
+    if type(layer) is not kinds.Dense or not layer.trainable or layer.lora_enabled:
+        return None
+    if layer.quantization_mode or layer.kernel_constraint or layer.bias_constraint:
+        return None
+    graphs = [getattr(getattr(each, "_functional", each), "_nodes_by_depth", {}) for each in layers]
+    nodes = [node for graph in graphs for part in graph.values() for node in part]
+    owners = [each for each in layers for v in each._trainable_variables if v is layer.kernel]
+
+    def may_differ(each: keras.Layer) -> bool:
+        """Return whether a layer may compute at inference what training has not shown."""
+        is_own = not type(each).__module__.startswith("keras.") or isinstance(each, kinds.Lambda)
+        return is_own and each._call_has_training_arg
+
+    is_alone = len(owners) == 1 and [node.operation for node in nodes].count(layer) == 1
+    return layer if is_alone and not any(map(may_differ, layers[1:])) else None
+
+
+def logits_of(model: keras.Model, y_pred: Tensor) -> Tensor:
+    """Return the logits of a model of which `layer_of_logits` is known, from its outputs."""
+    logits = logits_for(model._compile_loss._flat_losses[0].loss, y_pred)
+    return y_pred if logits is None else logits
+
+
 def is_of_keras(loss: Any) -> bool:
     """Return whether neither the class nor the function of a loss is the user's."""
     # The class of a function's wrapper is Keras's, and so is the function of a user's subclass.

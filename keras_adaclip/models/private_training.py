@@ -26,6 +26,12 @@ from keras_adaclip.gradients import (
 from keras_adaclip.models.checking import checked_augmentation, summary, warn_of_lost_weights
 from keras_adaclip.models.layout import BatchLayout, batch_layout, step_sizes
 from keras_adaclip.models.step import private_step
+from keras_adaclip.models.temperature import (
+    SENSITIVITY,
+    divide_logits,
+    sums_of_gaps,
+    temperature_at,
+)
 from keras_adaclip.sampling import from_frames, written_out
 from keras_adaclip.training import training_data
 
@@ -197,12 +203,15 @@ class PrivateTraining(training.TrainingBase):
         self._try_validation(validation_data, validation_batch_size)
         data.warn_of_rows()
         examined = data
-        data, callbacks = self._planned(examined, callbacks, num_epochs, is_pass)
+        layer = self._layer_to_calibrate(examined)
+        data, callbacks = self._planned(
+            examined, callbacks, num_epochs, is_pass, can_calibrate=layer is not None
+        )
         if data.max_batch_size != examined.max_batch_size:
             # The plan has chosen the largest batch, and with it the shapes of the steps.
             sizes = self._prepare(data, input_ranges, is_new=False)
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
-            return super().fit(
+            history = super().fit(
                 **data.with_sizes(sizes, self),
                 epochs=epochs,
                 verbose=verbose,
@@ -213,6 +222,9 @@ class PrivateTraining(training.TrainingBase):
                 validation_batch_size=validation_batch_size,
                 validation_freq=validation_freq,
             )
+            if layer is not None and optimizer.has_release_left:
+                self._calibrate(layer, data, verbose)
+        return history
 
     @training.on_all_devices
     def train_on_batch(
@@ -374,8 +386,30 @@ class PrivateTraining(training.TrainingBase):
             for any_length in (False, True)
         ]
 
+    def _layer_to_calibrate(self, data: training.TrainingData) -> keras.layers.Dense | None:
+        """Return the layer that a temperature can divide, None if there is none."""
+        is_weighted = data.class_weights is not None or data.rows.sample_weight is not None
+        if data.poisson is None or is_weighted or backend.num_processes() > 1:
+            return None
+        return keras_private.layer_of_logits(self)
+
+    def _calibrate(self, layer: keras.layers.Dense, data: Any, verbose: Any) -> None:
+        """Divide the logits by the temperature of the release that the run has counted."""
+        size = self._private_state.chunk_size or data.expected_batch_size
+        sums = sums_of_gaps(self, data.poisson, size)
+        noised, stddev = self.optimizer.make_last_release(sums, SENSITIVITY)
+        found = temperature_at(noised, stddev)
+        divide_logits(layer, found)
+        if verbose:
+            print(f"Logits divided by {found:.3g}, so that confidence is about the accuracy.")
+
     def _planned(
-        self, data: training.TrainingData, callbacks: Any, num_epochs: int, is_pass: bool
+        self,
+        data: training.TrainingData,
+        callbacks: Any,
+        num_epochs: int,
+        is_pass: bool,
+        can_calibrate: bool,
     ) -> tuple[training.TrainingData, Any]:
         """Return data and callbacks of a run whose noise and largest batch are chosen.
 
@@ -384,6 +418,7 @@ class PrivateTraining(training.TrainingBase):
             callbacks: The callbacks of `fit`, which may give a delta.
             num_epochs: The number of epochs.
             is_pass: Whether each epoch begins a new pass over the data.
+            can_calibrate: Whether a temperature could follow the last step.
         """
         optimizer: Any = self.optimizer
         given = training.flattened(callbacks)
@@ -410,6 +445,7 @@ class PrivateTraining(training.TrainingBase):
             num_epochs=num_epochs,
             is_pass=is_pass,
             delta=delta,
+            can_calibrate=can_calibrate,
         )
         plan(data.settings)
         if data.poisson is not None and data.poisson.max_batch_size is not None and num_epochs > 0:

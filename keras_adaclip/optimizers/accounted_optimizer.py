@@ -168,6 +168,7 @@ class AccountedOptimizer(WrappingOptimizer):
         num_epochs: int,
         is_pass: bool,
         delta: float | None = None,
+        can_calibrate: bool = False,
     ) -> None:
         """Plan a run before it begins.
 
@@ -177,7 +178,11 @@ class AccountedOptimizer(WrappingOptimizer):
             num_epochs: Number of epochs of the run.
             is_pass: Whether each epoch begins a new pass over the data.
             delta: The delta of a `PrivacyCallback` of the run, None without.
+            can_calibrate: Whether a temperature could follow the last step.
         """
+
+    def count_last_release(self) -> None:
+        """Count what a run releases besides its steps, when it begins; nothing by default."""
 
     @property
     def plans_steps(self) -> bool:

@@ -4,6 +4,7 @@
     batch size:        sqrt(3 n), with n = epochs * examples; at most n / 150
     contributions:     normalized, so that no norm is left to choose
     step size:         that of `PlannedMomentum`
+    temperature:       of a classifier, from one release that takes 5% of the squared budget
 
 The plan reads public numbers only: examples, epochs, numbers of weights and of kernels, and the
 budget. Steps read the released gradients too, and nothing else. No run is spent on tuning.
@@ -16,10 +17,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_adaclip import accounting, backend
 from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive, optional
-from keras_adaclip.accounting import Ledger
+from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
 from keras_adaclip.optimizers.accounted_optimizer import RunSettings
 from keras_adaclip.optimizers.dp_optimizer import DPOptimizer
 from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
@@ -27,7 +29,9 @@ from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
 # What is left of a budget beyond this would be so noisy that it undoes what was learned.
 _SPENT = 0.95
 _BATCH_FACTOR, _LEAST_STEPS, _LEAST_BATCH = 3.0, 150, 16
-_PARTS = ("batch_size", "clipping", "noise_multiplier", "noise_walk")
+_PARTS = ("batch_size", "calibrate", "clipping", "noise_multiplier", "noise_walk")
+# The share of a temperature in the squares of the signal to noise ratios of a run.
+_TEMPERATURE_SHARE = 0.05
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -37,6 +41,11 @@ class AutoDPOptimizer(DPOptimizer):
     When `fit` begins, it takes the number of examples and of epochs, and plans the batch size
     (unless `fit` is given one), the noise multiplier, the norm of the contributions and the step
     size. `fit` ends at the target epsilon, or before it.
+
+    Normalized contributions make a classifier too sure of itself. So the run of one whose last
+    layer is `Dense`, with one label a row and without weights of rows or classes, ends with one
+    more release, from which a temperature is learned: the weights of the last layer are divided by
+    it, which changes probabilities and no prediction. Logs of the last epoch are from before.
 
     The plan is for weights that begin at random, or for a new head on frozen layers. To fine-tune
     trained weights, give an `optimizer` with a small learning rate, or a small `noise_walk`: by
@@ -49,8 +58,9 @@ class AutoDPOptimizer(DPOptimizer):
             was promised for this model before, the target is held to that.
         optimizer: Any Keras optimizer, whose learning rate is then yours to choose; None for
             `PlannedMomentum`.
-        plan: Parts of the plan that you choose yourself: `"batch_size"`, `"clipping"` (as in
-            `DPOptimizer`), `"noise_multiplier"`, `"noise_walk"` (of `PlannedMomentum`).
+        plan: Parts of the plan that you choose yourself: `"batch_size"`, `"calibrate"` (False for
+            no temperature), `"clipping"` (as in `DPOptimizer`), `"noise_multiplier"` (which plans
+            no temperature either), `"noise_walk"` (of `PlannedMomentum`).
         microbatch_size: As in `DPOptimizer`.
         memory_limit: As in `DPOptimizer`.
         gradient_method: As in `DPOptimizer`.
@@ -81,7 +91,8 @@ class AutoDPOptimizer(DPOptimizer):
     True
 
     Reference:
-        Bu et al. 2023, "Automatic clipping", for the normalized contributions.
+        Bu et al. 2023, "Automatic clipping", for the normalized contributions; Guo et al. 2017,
+        "On calibration of modern neural networks", for the temperature.
     """
 
     target_epsilon: float
@@ -118,6 +129,9 @@ class AutoDPOptimizer(DPOptimizer):
         self.delta = optional(check_between_0_and_1, "delta", delta)
         self._is_planned = self._plans_no_step = False
         self._has_own_rule = is_own
+        # What follows the last step, as planned, and once it is counted.
+        self._planned_release: LedgerRow | None = None
+        self._counted_release: LedgerRow | None = None
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -173,6 +187,7 @@ class AutoDPOptimizer(DPOptimizer):
         num_epochs: int,
         is_pass: bool,
         delta: float | None = None,
+        can_calibrate: bool = False,
     ) -> None:
         """Choose the noise of a run, so that it ends at the target.
 
@@ -182,6 +197,7 @@ class AutoDPOptimizer(DPOptimizer):
             num_epochs: Number of epochs of the run.
             is_pass: Whether each epoch begins a new pass over the data.
             delta: The delta of a `PrivacyCallback` of the run, None without.
+            can_calibrate: Whether a temperature could follow the last step.
 
         Raises:
             ValueError: If 95% of the budget is spent, delta or the number of steps is not known, or
@@ -189,7 +205,7 @@ class AutoDPOptimizer(DPOptimizer):
         """
         asked = self.delta or delta
         used = ledger.budget_delta(asked, settings.num_examples)
-        self._plans_no_step = num_epochs < 1
+        self._plans_no_step, self._planned_release = num_epochs < 1, None
         if self._plans_no_step:
             # No step runs, and the row of none needs a number.
             self._noise_multiplier = self._noise_multiplier or 1.0
@@ -211,19 +227,64 @@ class AutoDPOptimizer(DPOptimizer):
         self._is_planned = "noise_multiplier" in self.plan
         if self._is_planned:
             return
-        rows = self.planned_rows(num_epochs, is_pass, settings)
+        rows, past = self.planned_rows(num_epochs, is_pass, settings), list(ledger)
 
         def epsilon(noise: float, of: Any = accounting.ledger_epsilon) -> float:
             """Return epsilon at the end of the run with this noise."""
             planned = [dataclasses.replace(row, noise_multiplier=noise) for row in rows]
-            return float(of([*ledger, *planned], used, "pld"))
+            return float(of([*past, *planned], used, "pld"))
 
         guess, target = 1.0, self.target_epsilon
+        if can_calibrate and self._has_own_rule and self.plan.get("calibrate", True):
+            self._planned_release = self._release_of(settings, past, used)
+            past.append(self._planned_release)
         if settings.rows_per_unit:  # The exact epsilon of a person takes seconds.
             quick = functools.partial(epsilon, of=accounting.quick_epsilon)
             guess = accounting.least_noise_multiplier(quick, target)
         self._noise_multiplier = accounting.least_noise_multiplier(epsilon, target, guess)
         self._is_planned = True
+
+    def _release_of(self, settings: RunSettings, past: list[LedgerRow], delta: float) -> LedgerRow:
+        """Return the release of a temperature, over all examples of a run, with its noise."""
+        whole = dataclasses.replace(
+            settings,
+            sampling=Sampling.POISSON,
+            expected_batch_size=settings.num_examples,
+            max_batch_size=0,
+        ).row(1.0)
+
+        def epsilon(noise: float) -> float:
+            """Return epsilon if this release took all that is left."""
+            row = dataclasses.replace(whole, noise_multiplier=noise).advance(1)
+            return accounting.quick_epsilon([*past, row], delta, "pld")
+
+        noise = accounting.least_noise_multiplier(epsilon, self.target_epsilon)
+        noise /= math.sqrt(_TEMPERATURE_SHARE)
+        return dataclasses.replace(whole, noise_multiplier=noise).advance(1)
+
+    def count_last_release(self) -> None:
+        """Count the release of a temperature, if there is to be one, before the first step."""
+        self._counted_release, self._planned_release = self._planned_release, None
+        if self._counted_release is not None:
+            self.account.count_release(self._counted_release.emptied())
+
+    @property
+    def has_release_left(self) -> bool:
+        """Whether a release was counted that has not been made yet."""
+        return self._counted_release is not None
+
+    def make_last_release(self, sums: np.ndarray, sensitivity: float) -> tuple[np.ndarray, float]:
+        """Return sums with the noise of the release that was counted, and its standard deviation.
+
+        Args:
+            sums: Float64 array, to which one example adds no more than `sensitivity` to the norm.
+            sensitivity: That bound.
+        """
+        row, self._counted_release = self._counted_release, None
+        if row is None:
+            raise RuntimeError("No release was counted, or it has been made already.")
+        stddev = row.noise_multiplier * sensitivity
+        return self._noise.noised_last(sums, stddev), stddev
 
     def begin_plan(self, num_steps: int | None) -> None:
         """Begin the steps of a `fit`, unless it has planned none.
@@ -263,6 +324,8 @@ class AutoDPOptimizer(DPOptimizer):
         given = ", ".join(name.replace("_", " ") for name in self.plan)
         rule = type(self.inner_optimizer).__name__
         words = f"planned for epsilon {self.target_epsilon:g}, steps of {rule}"
+        if self._planned_release is not None or self.has_release_left:
+            words += " and one release for a temperature"
         return f"{words}, given: {given}" if given else words
 
     def _arguments(self) -> dict[str, Any]:
@@ -307,6 +370,8 @@ def _checked_plan(plan: Any, optimizer: Any) -> dict[str, Any]:
             "`plan['noise_multiplier']` must be positive: without noise, epsilon is infinite. "
             f"Received: plan={plan!r}"
         )
+    if not isinstance(plan.get("calibrate", True), bool):
+        raise TypeError(f"`plan['calibrate']` must be a bool. Received: plan={plan!r}")
     if "batch_size" in plan:
         check_integer("plan['batch_size']", plan["batch_size"], minimum=1)
     return dict(plan)

@@ -35,7 +35,7 @@ AddVariable = Callable[[str, np.ndarray], keras.Variable]
 # Norms and sums in float32 are exact to three digits and more, see `gradients.totals`. The noise is
 # wider by that much, and by a little more for each group whose norm is part of a sum.
 _ROUNDING_MARGIN, _MARGIN_PER_GROUP = 1.001, 2.0**-23
-_STATISTICS_STREAM, _SUMS_STREAM, _LAYERS_STREAM = 0, 1, 2
+_STATISTICS_STREAM, _SUMS_STREAM, _LAYERS_STREAM, _LAST_STREAM = 0, 1, 2, 3
 _STEPS_PER_RELEASE, _STEPS, _RELEASES, _FREE_STEPS = 7, 8, 9, 10
 
 
@@ -202,6 +202,27 @@ class NoiseState:
         )
         return noised
 
+    def noised_last(self, sums: np.ndarray, stddev: float) -> np.ndarray:
+        """Return sums that a run releases once, after its last step, with noise.
+
+        Args:
+            sums: Float64 array.
+            stddev: The standard deviation of the noise.
+        """
+        exact = sums.astype(np.float32)
+        tensors, remainders = (
+            [ops.convert_to_tensor(v)] for v in (exact, (sums - exact).astype(np.float32))
+        )
+        (noised,) = noise.add_noise(
+            tensors,
+            [_rounded_up(stddev * _ROUNDING_MARGIN)],
+            self.key.value,
+            self._num_draws.value,
+            _LAST_STREAM,
+            remainders,
+        )
+        return ops.convert_to_numpy(noised)
+
     @property
     def seed_of_layers(self) -> Tensor:
         """64 random bits, new for each step: the seed of random numbers other than noise."""
@@ -270,6 +291,10 @@ class Account:
         free_steps = row[_FREE_STEPS] + opened * row[_STEPS_PER_RELEASE] - 1
         counts = [row[_STEPS] + 1, row[_RELEASES] + opened, free_steps]
         self.variable.assign(ops.stack([*mechanism, *counts]))
+
+    def count_release(self, row: LedgerRow) -> None:
+        """Count a release that runs outside of the steps, before it runs."""
+        self.variable.assign(self.open(row).advance(1).to_integers())
 
     def current_row(self) -> LedgerRow:
         """Return the row in which steps are counted."""

@@ -48,6 +48,8 @@ class RunOfSteps(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Print the plan of the run."""
         optimizer, data, num_epochs = self.model.optimizer, self._data, self._num_epochs
+        self._earlier = tuple(row for row in optimizer.ledger if row.steps > 0)
+        optimizer.count_last_release()
         self._before = tuple(row for row in optimizer.ledger if row.steps > 0)
         self._num_steps = num_epochs * (data.steps_per_epoch or 0)
         if not 0 < self._num_steps <= _MOST_STEPS:  # Unknown, or as good as endless.
@@ -143,7 +145,7 @@ class RunOfSteps(keras.callbacks.Callback):
             return f"Epsilon {when}: infinite. Training without noise is not private"
         words = f"Epsilon {when}: {rounded_up(epsilon, 3)} at {self._delta_in_words()}"
         # Epsilon may have been that of a person, and is that of a row now.
-        if self._before and (before := self._epsilon([])) <= epsilon:
+        if self._earlier and (before := self._epsilon([], self._earlier)) <= epsilon:
             words += f", {rounded_up(before, 3)} of it spent before"
         if not data.sampling.is_amplified and data.expected_batch_size < data.num_examples:
             remedy = "give `fit` arrays or a `keras_adaclip.sampling.PoissonDataset`"
@@ -213,9 +215,11 @@ class RunOfSteps(keras.callbacks.Callback):
         except ValueError:
             return None
 
-    def _epsilon(self, rows: Iterable[LedgerRow]) -> float:
-        """Return a quick upper bound on epsilon of all earlier steps and some rows."""
-        rows = (*self._before, *rows)
+    def _epsilon(
+        self, rows: Iterable[LedgerRow], before: Sequence[LedgerRow] | None = None
+    ) -> float:
+        """Return a quick upper bound on epsilon of what was counted before and some rows."""
+        rows = (*(self._before if before is None else before), *rows)
         accountant = "pld" if self._budget is None else self._budget.accountant
         return accounting.quick_epsilon(rows, self._delta, accountant)
 
