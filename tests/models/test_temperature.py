@@ -62,17 +62,21 @@ def test_sums_are_those_of_a_loop_over_the_rows_that_may_be_drawn(kind):
     np.testing.assert_allclose(found, oracle(probabilities[present], y[present]), atol=1e-4)
 
 
-@pytest.mark.parametrize("row", [np.nan, np.inf, 1e30, -1e30, 3.0])
-def test_no_row_adds_more_than_the_sensitivity(row):
-    model = planned(classifier(), KINDS["sparse logits"][2], plan={"calibrate": False})
-    model.fit(X, LABELS, epochs=1, batch_size=20, verbose=0)
+@pytest.mark.parametrize("row", [np.nan, np.inf, 1e30, 3.0])
+@pytest.mark.parametrize("kind", ["sparse logits", "one hot", "two classes, logits"])
+def test_no_row_adds_more_than_the_sensitivity(kind, row):
+    outputs, activation, loss, y = KINDS[kind]
+    model = planned(classifier(outputs, activation), loss, plan={"calibrate": False})
+    model.fit(X, y, epochs=1, batch_size=20, verbose=0)
+
+    def sums(x, y):
+        data = ka.sampling.PoissonDataset(x, y, expected_batch_size=5)
+        return temperature.sums_of_gaps(model, data, 16)
+
     x = np.concatenate([X, np.full((1, 4), row, "float32")])
-    for label in (-1, 0, 2, 1_000):
-        data = ka.sampling.PoissonDataset(x, np.append(LABELS, label), expected_batch_size=5)
-        without = ka.sampling.PoissonDataset(X, LABELS, expected_batch_size=5)
-        added = temperature.sums_of_gaps(model, data, 16) - temperature.sums_of_gaps(
-            model, without, 16
-        )
+    for label in (-1.0, 2.0, 1e3, np.nan):
+        odd = np.full((1, *y.shape[1:]), label, "float32")
+        added = sums(x, np.concatenate([y, odd])) - sums(X, y)
         assert np.linalg.norm(added) <= temperature.SENSITIVITY * (1 + 1e-6)
 
 
