@@ -505,16 +505,17 @@ def layer_of_logits(model: keras.Model) -> keras.layers.Dense | None:
     """
     layers, kinds = flatten_layers(model), keras.layers
     graph = getattr(model, "_functional", model)
-    outputs = keras.tree.flatten(getattr(graph, "outputs", None) or [])
+    outputs = getattr(graph, "outputs", None)
     losses = [] if model._compile_loss is None else model._compile_loss._flat_losses
     is_own_code = own_methods(model, ("call", "compute_loss"))
-    if len(outputs) != 1 or len(losses) != 1 or len(outputs[0].shape) != 2 or is_own_code:
+    if not isinstance(outputs, list) or len(outputs) != 1 or len(losses) != 1 or is_own_code:
         return None
     name, options = kind_of_loss(losses[0].loss)
     is_binary, last = name == "binary_crossentropy", outputs[0]._keras_history.operation
     names = ("binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy")
     is_plain = not options.get("label_smoothing") and options.get("ignore_class") is None
-    if name not in names or not is_plain or is_binary != (outputs[0].shape[1] == 1):
+    shape = outputs[0].shape
+    if name not in names or not is_plain or len(shape) != 2 or is_binary != (shape[1] == 1):
         return None
     probability = "linear" if options.get("from_logits") else "sigmoid" if is_binary else "softmax"
     if getattr(last, "activation", None) is not keras.activations.get(probability):

@@ -189,6 +189,8 @@ class PrivateTraining(training.TrainingBase):
         else:
             training.processes.refuse_joined_batches(self, x)
             data = draws.from_data_set(x, y=y, sample_weight=sample_weight)
+        if optimizer.plan_clipping(class_weight):
+            self.train_function = None
         warn_of_lost_weights(optimizer.clipping, class_weight, data.rows.sample_weight)
         self._set_in_steps(
             "augmentation", checked_augmentation(augmentation, augmentation_multiplicity, data.rows)

@@ -74,6 +74,8 @@ class AccountedOptimizer(WrappingOptimizer):
     target_epsilon: float | None = None
     delta: float | None = None
     seed: int | None = None
+    # Whether a release besides the steps was counted and is still to be made.
+    has_release_left: bool = False
     _key: keras.Variable
 
     def __init__(self, inner_optimizer: Any, noise_multiplier: Any, name: str | None) -> None:
@@ -160,6 +162,14 @@ class AccountedOptimizer(WrappingOptimizer):
             steps_per_epoch: Number of steps of an epoch, None for a pass over the data.
         """
         return _DEFAULT_BATCH_SIZE
+
+    def plan_clipping(self, class_weight: Mapping[Any, float] | None) -> bool:
+        """Choose how contributions are bounded; return whether that has changed, by default not.
+
+        Args:
+            class_weight: The weights of the classes, which are public; None without.
+        """
+        return False
 
     def plan_run(
         self,

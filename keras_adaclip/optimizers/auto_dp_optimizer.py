@@ -2,7 +2,8 @@
 
     noise multiplier:  the least z with  epsilon(ledger + steps of the run; z) <= target epsilon
     batch size:        sqrt(3 n), with n = epochs * examples; at most n / 150
-    contributions:     normalized, so that no norm is left to choose
+    contributions:     normalized, so that no norm is left to choose; with weights of classes,
+                       clipped to the largest of them
     step size:         that of `PlannedMomentum`
     temperature:       of a classifier, from one release that takes 5% of the squared budget
 
@@ -22,6 +23,7 @@ import numpy as np
 from keras_adaclip import accounting, backend
 from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive, optional
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
+from keras_adaclip.clipping import AutomaticClipping, ClippingStrategy, FixedClipping
 from keras_adaclip.optimizers.accounted_optimizer import RunSettings
 from keras_adaclip.optimizers.dp_optimizer import DPOptimizer
 from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
@@ -180,6 +182,25 @@ class AutoDPOptimizer(DPOptimizer):
         size = round(min(math.sqrt(_BATCH_FACTOR * num_seen), num_seen / _LEAST_STEPS))
         return min(max(_LEAST_BATCH, size), num_examples)
 
+    def plan_clipping(self, class_weight: Mapping[Any, float] | None) -> bool:
+        """Normalize contributions, or clip them to the largest weight of a class.
+
+        Normalized contributions are as large for a light class as for a heavy one. Below a norm of
+        about the size of the heaviest, weights count.
+
+        Args:
+            class_weight: The weights of the classes, which are public; None without.
+        """
+        clipping: ClippingStrategy = AutomaticClipping()
+        if largest := max((class_weight or {}).values(), default=0.0):
+            clipping = FixedClipping(float(largest))
+        if "clipping" in self.plan or clipping.get_config() == self.clipping.get_config():
+            return False
+        self._clipping = clipping
+        if self.built:
+            self._clip.use(clipping)
+        return True
+
     def plan_run(
         self,
         ledger: Ledger,
@@ -265,13 +286,9 @@ class AutoDPOptimizer(DPOptimizer):
     def count_last_release(self) -> None:
         """Count the release of a temperature, if there is to be one, before the first step."""
         self._counted_release, self._planned_release = self._planned_release, None
+        self.has_release_left = self._counted_release is not None
         if self._counted_release is not None:
             self.account.count_release(self._counted_release.emptied())
-
-    @property
-    def has_release_left(self) -> bool:
-        """Whether a release was counted that has not been made yet."""
-        return self._counted_release is not None
 
     def make_last_release(self, sums: np.ndarray, sensitivity: float) -> tuple[np.ndarray, float]:
         """Return sums with the noise of the release that was counted, and its standard deviation.
@@ -280,7 +297,7 @@ class AutoDPOptimizer(DPOptimizer):
             sums: Float64 array, to which one example adds no more than `sensitivity` to the norm.
             sensitivity: That bound.
         """
-        row, self._counted_release = self._counted_release, None
+        row, self._counted_release, self.has_release_left = self._counted_release, None, False
         if row is None:
             raise RuntimeError("No release was counted, or it has been made already.")
         stddev = row.noise_multiplier * sensitivity

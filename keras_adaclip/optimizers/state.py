@@ -63,6 +63,11 @@ class ClipState:
             )
         self._variables = {name: add_variable(name, value) for name, value in state.items()}
 
+    def use(self, strategy: ClippingStrategy) -> None:
+        """Go on with a strategy whose state has the same variables, from its initial state."""
+        self._strategy = strategy
+        self.assign(strategy.initial_state(self._groups))
+
     @property
     def variables(self) -> list[keras.Variable]:
         """All variables of the state."""
