@@ -356,7 +356,7 @@ def test_the_share_of_a_process_chooses_for_the_data_set():
 
 
 def test_a_run_that_would_draw_in_another_way_than_is_counted_is_refused(monkeypatch):
-    def another_fit_chooses(self, data, callbacks, num_epochs, is_pass):
+    def another_fit_chooses(self, data, callbacks, *_, **__):
         data.poisson.choose_max_batch_size(60)
         return data, callbacks
 

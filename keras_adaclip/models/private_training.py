@@ -224,7 +224,7 @@ class PrivateTraining(training.TrainingBase):
                 validation_batch_size=validation_batch_size,
                 validation_freq=validation_freq,
             )
-            if layer is not None and optimizer.has_release_left:
+            if layer is not None and optimizer.counted_release is not None:
                 self._calibrate(layer, data, verbose)
         return history
 

@@ -74,8 +74,9 @@ class AccountedOptimizer(WrappingOptimizer):
     target_epsilon: float | None = None
     delta: float | None = None
     seed: int | None = None
-    # Whether a release besides the steps was counted and is still to be made.
-    has_release_left: bool = False
+    # What a run releases after its last step: as planned, and counted but not made.
+    planned_release: LedgerRow | None = None
+    counted_release: LedgerRow | None = None
     _key: keras.Variable
 
     def __init__(self, inner_optimizer: Any, noise_multiplier: Any, name: str | None) -> None:
@@ -191,8 +192,11 @@ class AccountedOptimizer(WrappingOptimizer):
             can_calibrate: Whether a temperature could follow the last step.
         """
 
-    def count_last_release(self) -> None:
-        """Count what a run releases besides its steps, when it begins; nothing by default."""
+    def count_release(self) -> None:
+        """Count what was planned to follow the last step, before it is made."""
+        self.counted_release, self.planned_release = self.planned_release, None
+        if self.counted_release is not None:
+            self.account.count_release(self.counted_release.emptied())
 
     @property
     def plans_steps(self) -> bool:

@@ -131,9 +131,6 @@ class AutoDPOptimizer(DPOptimizer):
         self.delta = optional(check_between_0_and_1, "delta", delta)
         self._is_planned = self._plans_no_step = False
         self._has_own_rule = is_own
-        # What follows the last step, as planned, and once it is counted.
-        self._planned_release: LedgerRow | None = None
-        self._counted_release: LedgerRow | None = None
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -226,7 +223,7 @@ class AutoDPOptimizer(DPOptimizer):
         """
         asked = self.delta or delta
         used = ledger.budget_delta(asked, settings.num_examples)
-        self._plans_no_step, self._planned_release = num_epochs < 1, None
+        self._plans_no_step, self.planned_release, self.counted_release = num_epochs < 1, None, None
         if self._plans_no_step:
             # No step runs, and the row of none needs a number.
             self._noise_multiplier = self._noise_multiplier or 1.0
@@ -257,8 +254,8 @@ class AutoDPOptimizer(DPOptimizer):
 
         guess, target = 1.0, self.target_epsilon
         if can_calibrate and self._has_own_rule and self.plan.get("calibrate", True):
-            self._planned_release = self._release_of(settings, past, used)
-            past.append(self._planned_release)
+            self.planned_release = self._release_of(settings, past, used)
+            past.append(self.planned_release)
         if settings.rows_per_unit:  # The exact epsilon of a person takes seconds.
             quick = functools.partial(epsilon, of=accounting.quick_epsilon)
             guess = accounting.least_noise_multiplier(quick, target)
@@ -283,13 +280,6 @@ class AutoDPOptimizer(DPOptimizer):
         noise /= math.sqrt(_TEMPERATURE_SHARE)
         return dataclasses.replace(whole, noise_multiplier=noise).advance(1)
 
-    def count_last_release(self) -> None:
-        """Count the release of a temperature, if there is to be one, before the first step."""
-        self._counted_release, self._planned_release = self._planned_release, None
-        self.has_release_left = self._counted_release is not None
-        if self._counted_release is not None:
-            self.account.count_release(self._counted_release.emptied())
-
     def make_last_release(self, sums: np.ndarray, sensitivity: float) -> tuple[np.ndarray, float]:
         """Return sums with the noise of the release that was counted, and its standard deviation.
 
@@ -297,7 +287,7 @@ class AutoDPOptimizer(DPOptimizer):
             sums: Float64 array, to which one example adds no more than `sensitivity` to the norm.
             sensitivity: That bound.
         """
-        row, self._counted_release, self.has_release_left = self._counted_release, None, False
+        row, self.counted_release = self.counted_release, None
         if row is None:
             raise RuntimeError("No release was counted, or it has been made already.")
         stddev = row.noise_multiplier * sensitivity
@@ -341,7 +331,7 @@ class AutoDPOptimizer(DPOptimizer):
         given = ", ".join(name.replace("_", " ") for name in self.plan)
         rule = type(self.inner_optimizer).__name__
         words = f"planned for epsilon {self.target_epsilon:g}, steps of {rule}"
-        if self._planned_release is not None or self.has_release_left:
+        if self.planned_release or self.counted_release:
             words += " and one release for a temperature"
         return f"{words}, given: {given}" if given else words
 

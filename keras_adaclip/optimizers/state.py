@@ -190,23 +190,6 @@ class NoiseState:
             means.append(total)
         return means
 
-    def noised_statistics(self, statistics: Tensor, remainder: Tensor | None = None) -> Tensor:
-        """Return the noised sums of the strategy's statistics, of shape `(num_statistics,)`.
-
-        Args:
-            statistics: The sums.
-            remainder: What float32 has lost of them, None for nothing.
-        """
-        (noised,) = noise.add_noise(
-            [statistics],
-            [self._statistics_stddev.value],
-            self.key.value,
-            self._num_draws.value,
-            _STATISTICS_STREAM,
-            None if remainder is None else [remainder],
-        )
-        return noised
-
     def noised_last(self, sums: np.ndarray, stddev: float) -> np.ndarray:
         """Return sums that a run releases once, after its last step, with noise.
 
@@ -227,6 +210,23 @@ class NoiseState:
             remainders,
         )
         return ops.convert_to_numpy(noised)
+
+    def noised_statistics(self, statistics: Tensor, remainder: Tensor | None = None) -> Tensor:
+        """Return the noised sums of the strategy's statistics, of shape `(num_statistics,)`.
+
+        Args:
+            statistics: The sums.
+            remainder: What float32 has lost of them, None for nothing.
+        """
+        (noised,) = noise.add_noise(
+            [statistics],
+            [self._statistics_stddev.value],
+            self.key.value,
+            self._num_draws.value,
+            _STATISTICS_STREAM,
+            None if remainder is None else [remainder],
+        )
+        return noised
 
     @property
     def seed_of_layers(self) -> Tensor:
@@ -298,8 +298,10 @@ class Account:
         self.variable.assign(ops.stack([*mechanism, *counts]))
 
     def count_release(self, row: LedgerRow) -> None:
-        """Count a release that runs outside of the steps, before it runs."""
+        """Count a release that is made after the steps, before it is made; go on with the row."""
+        steps = self.current_row()
         self.variable.assign(self.open(row).advance(1).to_integers())
+        self.open(steps)
 
     def current_row(self) -> LedgerRow:
         """Return the row in which steps are counted."""

@@ -48,13 +48,13 @@ class RunOfSteps(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Print the plan of the run."""
         optimizer, data, num_epochs = self.model.optimizer, self._data, self._num_epochs
-        self._earlier = tuple(row for row in optimizer.ledger if row.steps > 0)
-        optimizer.count_last_release()
         self._before = tuple(row for row in optimizer.ledger if row.steps > 0)
         self._num_steps = num_epochs * (data.steps_per_epoch or 0)
         if not 0 < self._num_steps <= _MOST_STEPS:  # Unknown, or as good as endless.
             self._num_steps, num_epochs = 0, min(num_epochs, 1)
         self._rows = optimizer.planned_rows(num_epochs, self._is_pass)
+        release = optimizer.planned_release
+        self._releases = () if release is None else (release,)
         if self.params["verbose"] and self._rows:
             print(f"Private training: {self._mechanism()}. {self._cost()}. {self._protected()}.")
             state = self.model._private_state
@@ -88,10 +88,14 @@ class RunOfSteps(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Let the host see the steps, before a callback sets the variables back.
 
-        After the first epoch, print how many units were left out, if it is more than was announced.
+        After the last epoch, count what follows it. After the first epoch, print how many units
+        were left out, if it is more than was announced.
         """
         self.on_train_batch_end(0, logs)
         _ = self.model.optimizer.ledger
+        is_last = self.model.stop_training or self._epoch == self.params["epochs"]
+        if self._releases and is_last and all(map(self._fits, self._budgets)):
+            self.model.optimizer.count_release()
         if self._left_out is None:
             return
         announced = self._left_out * (self._data.steps_per_epoch or 1)
@@ -108,6 +112,7 @@ class RunOfSteps(keras.callbacks.Callback):
         """Print why the run ended early, and put it into `History.ended_early`."""
         self.on_train_batch_end(0, logs)
         steps = self.model.optimizer.ledger.steps - sum(row.steps for row in self._before)
+        steps -= self.model.optimizer.counted_release is not None
         budget, ending = next((each for each in self._budgets if each.has_stopped), None), None
         if budget is not None and not 0 < self._num_steps <= steps:
             self._budget = budget
@@ -139,13 +144,13 @@ class RunOfSteps(keras.callbacks.Callback):
 
     def _cost(self) -> str:
         """Return epsilon at the end of the run, and what would make it smaller."""
-        data, epsilon = self._data, self._epsilon(self._rows)
+        data, epsilon = self._data, self._epsilon([*self._rows, *self._releases])
         when = "at the end" if self._num_steps else f"after {_counted(self._rows[0].steps)}"
         if math.isinf(epsilon):
             return f"Epsilon {when}: infinite. Training without noise is not private"
         words = f"Epsilon {when}: {rounded_up(epsilon, 3)} at {self._delta_in_words()}"
         # Epsilon may have been that of a person, and is that of a row now.
-        if self._earlier and (before := self._epsilon([], self._earlier)) <= epsilon:
+        if self._before and (before := self._epsilon([])) <= epsilon:
             words += f", {rounded_up(before, 3)} of it spent before"
         if not data.sampling.is_amplified and data.expected_batch_size < data.num_examples:
             remedy = "give `fit` arrays or a `keras_adaclip.sampling.PoissonDataset`"
@@ -215,11 +220,15 @@ class RunOfSteps(keras.callbacks.Callback):
         except ValueError:
             return None
 
-    def _epsilon(
-        self, rows: Iterable[LedgerRow], before: Sequence[LedgerRow] | None = None
-    ) -> float:
-        """Return a quick upper bound on epsilon of what was counted before and some rows."""
-        rows = (*(self._before if before is None else before), *rows)
+    def _fits(self, budget: Any) -> bool:
+        """Return whether what follows the last step stays within a budget."""
+        target, delta = budget.target_epsilon, budget.effective_delta
+        rows = (*self.model.optimizer.ledger, *self._releases)
+        return target is None or accounting.ledger_epsilon(rows, delta, budget.accountant) <= target
+
+    def _epsilon(self, rows: Iterable[LedgerRow]) -> float:
+        """Return a quick upper bound on epsilon of all earlier steps and some rows."""
+        rows = (*self._before, *rows)
         accountant = "pld" if self._budget is None else self._budget.accountant
         return accounting.quick_epsilon(rows, self._delta, accountant)
 

@@ -798,7 +798,7 @@ accounting/test_report.py::test_the_odds_of_an_attacker_are_those_of_the_best_te
 + return 1.0 - 1.0 / (1.0 + math.exp(min(epsilon, _LARGEST_EXPONENT)))
 # a plan forgets what was spent before | optimizers/auto_dp_optimizer.py
 optimizers/test_auto_dp_optimizer.py::test_a_larger_target_pays_for_what_was_spent_under_another_optimizer
-- return float(of([*ledger, *planned], used, "pld"))
+- return float(of([*past, *planned], used, "pld"))
 + return float(of(planned, used, "pld"))
 # a plan with other noise than planned runs past its target | models/private_training.py
 optimizers/test_auto_dp_optimizer.py::test_a_part_of_the_plan_that_is_given_is_used_and_the_target_still_ends_training
@@ -1006,9 +1006,9 @@ accounting/test_groups.py::test_one_step_of_poisson_sampling_against_its_definit
 models/test_units.py::test_the_largest_number_counts_and_steps_without_ids_protect_rows
 - return max(sizes, default=0) if all(sizes) else 0
 + return max(sizes, default=0)
-# a temperature that is not counted | optimizers/auto_dp_optimizer.py
+# a temperature that is not counted | optimizers/accounted_optimizer.py
 models/test_temperature.py
-- self.account.count_release(self._counted_release.emptied())
+- self.account.count_release(self.counted_release.emptied())
 + pass
 # noise of a temperature for one number instead of nine | models/temperature.py
 models/test_temperature.py::test_a_run_ends_in_the_release_that_it_has_counted
@@ -1024,8 +1024,8 @@ models/test_temperature.py::test_sums_are_those_of_a_loop_over_the_rows_that_may
 + np.arange(dataset.num_rows)
 # two temperatures for one release | optimizers/auto_dp_optimizer.py
 models/test_temperature.py::test_noise_is_that_of_the_counted_row_and_is_drawn_once
-- row, self._counted_release = self._counted_release, None
-+ row = self._counted_release
+- row, self.counted_release = self.counted_release, None
++ row = self.counted_release
 # a temperature of a layer that mixes rows at inference | backend/keras_private.py
 models/test_temperature.py::test_other_models_and_runs_release_nothing_more
 - return is_own and each._call_has_training_arg

@@ -182,7 +182,7 @@ CASES = {
     "`keras.remat` (private steps compute nothing again)": "gradients/test_architectures.py::"
     "test_layers_that_compute_results_again_train_as_others_do",
     "mixed precision: `mixed_float16`, `mixed_bfloat16`": "soundness/test_rules_noise_scale.py::"
-    "test_norms_and_sums_are_float32_under_mixed_precision",
+    "test_norms_and_sums_are_float32_in_every_precision",
     "`EarlyStopping`, `ReduceLROnPlateau` on validation data": plateau,
     "`ModelCheckpoint`": RESUMED,
     "`BackupAndRestore`": RESUMED,

@@ -12,11 +12,12 @@ from keras_adaclip.models import temperature
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype("float32")
 LABELS = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0.5)
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 ONE_HOT = np.eye(3, dtype="float32")[LABELS]
 LOSSES = keras.losses
 # Number of outputs, last activation, loss and targets.
 KINDS = {
-    "sparse logits": (3, None, LOSSES.SparseCategoricalCrossentropy(from_logits=True), LABELS),
+    "sparse logits": (3, None, SPARSE, LABELS),
     "a column": (3, "softmax", "sparse_categorical_crossentropy", LABELS[:, None]),
     "one hot": (3, "softmax", "categorical_crossentropy", ONE_HOT),
     "two classes": (1, "sigmoid", "binary_crossentropy", (LABELS > 0).astype("float32")),
@@ -33,6 +34,10 @@ def classifier(outputs=3, activation=None, kind=ka.PrivateSequential):
 def planned(model, loss, **options):
     model.compile(ka.optimizers.AutoDPOptimizer(3.0, **options), loss)
     return model
+
+
+def releases(model):
+    return sum(row.steps for row in model.privacy_ledger if row.expected_batch_size == 60)
 
 
 def oracle(probabilities, y):
@@ -102,28 +107,58 @@ def test_a_run_ends_in_the_release_that_it_has_counted(monkeypatch, outputs, act
         np.testing.assert_array_equal(after, before)
 
 
-def test_the_release_is_counted_before_the_first_step():
-    class Interrupted(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            raise KeyboardInterrupt
+def test_the_release_is_counted_before_it_is_made(monkeypatch):
+    """And not in a run that is interrupted before, nor one that another callback ends."""
+    model = planned(classifier(), SPARSE)
+    counted = []
+    monkeypatch.setattr(
+        "keras_adaclip.models.private_training.sums_of_gaps",
+        lambda model, *_: (counted.append(releases(model)), np.zeros(9))[1],
+    )
 
-    model = planned(classifier(), KINDS["sparse logits"][2])
+    class Interrupts(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        model.fit(X, LABELS, epochs=2, verbose=0, callbacks=[Interrupted()])
-    assert [row.expected_batch_size for row in model.privacy_ledger if row.steps] == [60]
+        model.fit(X, LABELS, epochs=2, verbose=0, callbacks=[Interrupts()])
+    assert releases(model) == 0
+    history = model.fit(X, LABELS, epochs=2, verbose=0)
+    assert counted == [1]
+    assert history.history["epsilon"][-1] == pytest.approx(model.privacy_spent().epsilon, 1e-3)
+    model.compile(ka.optimizers.AutoDPOptimizer(6.0), SPARSE)
+
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    history = model.fit(X, LABELS, epochs=3, verbose=0, callbacks=[Ends()])
+    assert counted == [1]
+    assert history.history["epsilon"][-1] == pytest.approx(model.privacy_spent().epsilon, 1e-3)
+
+
+def test_no_release_passes_another_budget(capsys):
+    """Steps of another run may have used up what the plan has left for it."""
+    model = planned(classifier(), SPARSE)
+    less = ka.callbacks.PrivacyCallback(target_epsilon=2.0)
+    model.fit(X, LABELS, epochs=4, batch_size=4, verbose=2, callbacks=[less])
+    assert releases(model) == 0
+    assert model.privacy_spent().epsilon <= 2.0
+    assert "Logits divided by" not in capsys.readouterr().out
 
 
 def test_a_second_fit_counts_a_second_release():
-    model = planned(classifier(), KINDS["sparse logits"][2])
+    model = planned(classifier(), SPARSE)
     model.fit(X, LABELS, epochs=2, verbose=0)
-    model.compile(ka.optimizers.AutoDPOptimizer(6.0), KINDS["sparse logits"][2])
+    model.compile(ka.optimizers.AutoDPOptimizer(6.0), SPARSE)
     model.fit(X, LABELS, epochs=2, verbose=0)
-    assert sum(row.steps for row in model.privacy_ledger if row.expected_batch_size == 60) == 2
+    assert releases(model) == 2
     assert 5.9 < model.privacy_spent().epsilon <= 6.0
 
 
 def test_noise_is_that_of_the_counted_row_and_is_drawn_once():
-    model = planned(classifier(), KINDS["sparse logits"][2])
+    model = planned(classifier(), SPARSE)
     model.fit(X, LABELS, epochs=1, verbose=0)
     optimizer = model.optimizer
     with pytest.raises(RuntimeError, match="made already"):
@@ -131,7 +166,7 @@ def test_noise_is_that_of_the_counted_row_and_is_drawn_once():
     row = ka.accounting.LedgerRow(ka.accounting.Sampling.POISSON, 60, 60, 7.0)
     found = []
     for _ in range(2):
-        optimizer._counted_release = row
+        optimizer.counted_release = row
         noised, stddev = optimizer.make_last_release(np.full(40_000, 1e8 + 0.25), 3.0)
         assert stddev == 21.0
         found.append(noised.astype("float64") - 1e8)
@@ -139,11 +174,11 @@ def test_noise_is_that_of_the_counted_row_and_is_drawn_once():
     assert np.std(found[0]) > 20.0
     # The same key and place: a release that is counted once must not be drawn twice.
     np.testing.assert_array_equal(*found)
-    optimizer._counted_release = None
+    optimizer.counted_release = None
 
 
 def test_people_with_several_rows_are_accounted_as_such():
-    model = planned(classifier(), KINDS["sparse logits"][2])
+    model = planned(classifier(), SPARSE)
     ids = np.arange(60) // 3
     model.fit(X, LABELS, epochs=2, verbose=0, unit_ids=ids, max_rows_per_unit=2)
     (release,) = (row for row in model.privacy_ledger if row.expected_batch_size == 40)
@@ -181,7 +216,6 @@ class OwnLoss(ka.PrivateModel):
 
 
 CONSTRAINED = {"kernel_constraint": keras.constraints.MaxNorm(3.0)}
-SPARSE = KINDS["sparse logits"][2]
 NOT_CALIBRATED = {
     "another loss": (lambda: classifier(), "mse", ONE_HOT, {}),
     "several labels": (lambda: classifier(3, "sigmoid"), "binary_crossentropy", ONE_HOT, {}),
@@ -214,7 +248,7 @@ def test_other_models_and_runs_release_nothing_more(name):
     make, loss, y, options = NOT_CALIBRATED[name]
     model = planned(make(), loss)
     model.fit(X, y, epochs=2, verbose=0, **options)
-    assert not model.optimizer.has_release_left
+    assert model.optimizer.counted_release is None
     assert all(row.expected_batch_size < 60 for row in model.privacy_ledger)
     assert keras_private.layer_of_logits(model) is None or options
 

@@ -74,7 +74,7 @@ def test_a_plan_ends_at_its_target_for_a_person():
     spent = group_epsilon(model.privacy_ledger, DELTA, 5)
     assert 2.9 < spent <= 3.0
     assert history.history["epsilon"][-1] == pytest.approx(spent)
-    (row,) = model.privacy_ledger
+    row = model.privacy_ledger.current
     # The plan is for the rows that stay.
     assert row.num_examples == np.minimum(np.bincount(IDS), 5).sum() < NUM_ROWS
     with pytest.raises(ValueError, match="The budget is spent"):

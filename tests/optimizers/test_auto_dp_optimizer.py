@@ -29,7 +29,7 @@ from tests.optimizers.planning import (
 def test_all_planned_steps_run_and_end_at_the_target(target, sampling, inner):
     model = compiled(AutoDPOptimizer(target, optimizer=inner))
     history = fit(model, epochs=3, sampling=sampling)
-    (row,) = model.privacy_ledger
+    row = model.privacy_ledger.current
     assert row.noise_multiplier == model.optimizer.noise_multiplier
     assert row.steps == 3 * math.ceil(N / row.expected_batch_size)
     assert history.ended_early is None
@@ -44,7 +44,7 @@ def test_a_data_set_brings_its_batch_size(max_batch_size):
     model = compiled(AutoDPOptimizer(2.0, delta=1e-4))
     options = {"expected_batch_size": 40, "max_batch_size": max_batch_size}
     model.fit(ka.sampling.PoissonDataset(*data(), **options), epochs=2, verbose=0)
-    (row,) = model.privacy_ledger
+    row = model.privacy_ledger.current
     assert row.expected_batch_size == 40
     assert (row.max_batch_size > 0) is (max_batch_size is not None)
     assert_spent(model, 2.0, 1e-4)
@@ -126,10 +126,9 @@ def test_an_interrupted_run_goes_on_with_its_plan_and_the_budget_that_is_left(ho
     fit(model, epochs=4, callbacks=backup, initial_epoch=2 if how == "file" else 0)
     assert_spent(model, 2.0)
     if how != "same model":
-        (batch_size,) = {row.expected_batch_size for row in model.privacy_ledger}
-        steps = 4 * math.ceil(N / batch_size)
+        steps = 4 * math.ceil(N / model.privacy_ledger.current.expected_batch_size)
         assert plan_of(model) == (0, steps, steps)
-        assert model.privacy_ledger.steps == steps
+        assert model.privacy_ledger.steps == steps + 1
 
 
 def test_a_fit_of_no_epoch_does_not_go_back_to_earlier_ones(tmp_path):
@@ -159,7 +158,7 @@ def test_steps_are_planned_after_callbacks_have_loaded_another_run(tmp_path):
     moved = [np.abs(a - b).max() for a, b in zip(loads.start, model.get_weights(), strict=True)]
     assert min(moved) > 1e-3
     first, planned, done = plan_of(model)
-    assert first == finished.privacy_ledger.steps
+    assert first == finished.privacy_ledger.current.steps
     assert done - first <= planned
 
 
@@ -220,7 +219,7 @@ def test_a_walk_that_was_set_stays_and_is_saved(tmp_path):
 @pytest.mark.parametrize(
     ("clipping", "name"),
     [
-        *((None, "class_weight"), ("automatic", "sample_weight"), ("quantile", "sample_weight")),
+        *((None, "sample_weight"), ("automatic", "class_weight"), ("quantile", "sample_weight")),
         *((ka.clipping.PSAC(), "class_weight"), (ka.clipping.MeanNormClipping(), "class_weight")),
     ],
 )
@@ -229,3 +228,26 @@ def test_weights_that_a_norm_of_its_own_undoes_are_warned_of(clipping, name):
     model = compiled(AutoDPOptimizer(1.0, plan=clipping and {"clipping": clipping}))
     with warns("whatever the weight of an example or its class"):
         fit(model, **{name: weights[name]})
+
+
+def test_weights_of_classes_choose_the_norm_and_count(recwarn):
+    x = np.random.default_rng(0).normal(size=(3_000, 6)).astype("float32")
+    score = x[:, :3].sum(axis=1)
+    y = (score > np.quantile(score, 0.95)).astype("int32")
+    keras.utils.set_random_seed(0)
+    model = ka.PrivateSequential([keras.Input((6,)), keras.layers.Dense(2)])
+    compile_with(model, AutoDPOptimizer(3.0))
+    norms, weights = [], [{0: 0.5, 1: 10.0}, None, {0: 0.25, 1: 5.0}]
+    recall = []
+    for number, each in enumerate(weights):
+        model.optimizer.target_epsilon = 3.0 + 2.0 * number
+        model.fit(x, y, epochs=8, verbose=0, class_weight=each)
+        recall.append((model.predict(x, verbose=0).argmax(axis=1) == 1)[y == 1].mean())
+        # The step that ran is that of the strategy: its norm reaches the noise.
+        norms.append(model.optimizer.clip_norm)
+        assert type(model.optimizer.clipping).__name__ == (
+            "FixedClipping" if each else "AutomaticClipping"
+        )
+    assert norms == [10.0, 1.0, 5.0]
+    assert min(recall[0], recall[2]) > recall[1] + 0.1
+    assert not recwarn
