@@ -93,6 +93,11 @@ class SourceBatches(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         numbers = np.arange(self._rows.num_rows)[index * self._batch_size :][: self._batch_size]
         parts = self._rows.reading(numbers, len(numbers))()
+        # Keras takes strings as tensors only.
+        parts = keras.tree.map_structure(
+            lambda array: keras.ops.convert_to_tensor(array) if array.dtype == object else array,
+            parts,
+        )
         batch = [parts.get(name) for name in PARTS]
         while batch[-1] is None:
             batch.pop()
