@@ -36,6 +36,19 @@ def assert_same_batches(one, other, number=8):
         assert first.keys() == second.keys()
 
 
+class Listed:
+    """A list as a source."""
+
+    def __init__(self, examples):
+        self.examples = examples
+
+    def __len__(self):
+        return len(self.examples)
+
+    def __getitem__(self, index):
+        return self.examples[index]
+
+
 def dense():
     return ka.PrivateSequential([keras.Input((4,)), keras.layers.Dense(3)])
 
@@ -91,6 +104,9 @@ def test_strings_of_a_source_reach_the_model():
     pairs = [(str(word), y) for word, y in zip(words, Y, strict=True)]
     sources = [from_source(pairs, workers=workers) for workers in (0, 1)]
     assert_trains_as(sources, PoissonDataset(words, Y, **OPTIONS), make=of_words)
+    model = trained(sources[0], make=of_words)
+    found = model.evaluate(Listed(pairs), verbose=0)
+    np.testing.assert_allclose(found, model.evaluate(words, Y, verbose=0), atol=1e-6)
 
 
 def test_structures_weights_and_numbers_are_stacked():
@@ -299,9 +315,43 @@ def test_sources_that_cannot_be_used_are_refused(source, error, message):
         from_source(source, expected_batch_size=1)
 
 
-def test_a_source_itself_is_no_data_set_for_fit(tmp_path):
-    with pytest.raises(TypeError, match="from_source"):
-        trained(write_source(PAIRS, tmp_path))
+def test_fit_evaluate_and_predict_take_a_source_as_arrays(tmp_path):
+    weights, source = np.arange(60, dtype="float32") % 3, write_source(PAIRS, tmp_path)
+    options = {"batch_size": 6, "validation_data": (X, Y), "validation_batch_size": 7}
+    arrays = trained(X, y=Y, **options)
+    model = trained(source, **options | {"validation_data": source})
+    assert [*map(str, model.privacy_ledger)] == [*map(str, arrays.privacy_ledger)]
+    for name, values in arrays.history.history.items():
+        np.testing.assert_allclose(model.history.history[name], values, rtol=1e-5)
+    weighted = Listed([*zip(X, Y, weights, strict=True)])
+    for given, parts in ((source, (X, Y)), (weighted, (X, Y, weights))):
+        keys = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+        for size in (None, 7):
+            found = model.evaluate(given, batch_size=size, verbose=0)
+            np.testing.assert_allclose(
+                found, model.evaluate(**keys, batch_size=size, verbose=0), atol=1e-6
+            )
+            predicted = model.predict(given, size, verbose=0)
+            np.testing.assert_allclose(predicted, model.predict(X, size, verbose=0), atol=1e-6)
+
+
+def test_a_plan_chooses_the_batches_of_a_source(tmp_path):
+    model, same, source = dense(), dense(), write_source(PAIRS, tmp_path)
+    for each, data in ((model, {"x": source, "validation_data": source}), (same, {"x": X, "y": Y})):
+        each.compile(ka.optimizers.AutoDPOptimizer(3.0), loss="sparse_categorical_crossentropy")
+        each.fit(**data, verbose=0)
+    assert model.optimizer.plan == same.optimizer.plan
+    assert [*map(str, model.privacy_ledger)] == [*map(str, same.privacy_ledger)]
+
+
+def test_arguments_that_a_source_decides_are_refused_and_its_validation_is_tried(tmp_path):
+    source = write_source(PAIRS, tmp_path)
+    wide = write_source([(x[:2], y) for x, y in PAIRS], tmp_path / "wide")
+    for name, value in {"validation_split": 0.1, "y": Y, "sampling": "shuffle"}.items():
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            trained(source, **{name: value})
+    with pytest.raises(ValueError, match="first batch of `validation_data`"):
+        trained(source, validation_data=wide)
 
 
 def test_a_source_that_changes_its_length_is_refused_before_training():

@@ -43,8 +43,8 @@ _SCHEDULER_FLAGS = ("xla_cpu_scheduler_type", "xla_cpu_enable_concurrency_optimi
 
 
 def needs_fixed_shapes(model: keras.Model) -> bool:
-    """Override: every new shape is a new compilation."""
-    return not model.run_eagerly
+    """Override: every new shape is a new compilation, of each operation in eager steps."""
+    return True
 
 
 def is_traced(value: Any) -> bool:
@@ -183,7 +183,7 @@ class Evaluator(contract.Evaluator):
             with full_precision():
                 return self._function(*given)
 
-        if not needs_fixed_shapes(self._model):
+        if self._model.run_eagerly:
             return precise
         is_small = sum(math.prod(value.shape) for value in rows) < _MANY_NUMBERS
         options = _QUICKEST_COMPILATION if is_small else _QUICK_COMPILATION
@@ -195,6 +195,8 @@ class Evaluator(contract.Evaluator):
 
     def program(self, rows: list[Any], further: Any) -> str | None:
         """Override: the lowered function, with its constants."""
+        if self._model.run_eagerly:
+            return None
         self._run = self._run or self._prepared(rows, further)
         return str(self._run.lower(rows, further).as_text())
 

@@ -192,7 +192,7 @@ class FederatedTraining(training.TrainingBase):
         data = cohorts.data
         if isinstance(validation_data, ClientData):
             validation_data = validation_data.all_examples()
-        validation_data = training.for_keras(validation_data)
+        validation_data = training.for_keras(validation_data, validation_batch_size)
         self._prepare_rounds(data, input_ranges)
         self._try_validation(validation_data, validation_batch_size)
         is_pass, num_epochs = data.sampling is Sampling.SHUFFLE, epochs - initial_epoch

@@ -112,8 +112,9 @@ class PrivateTraining(training.TrainingBase):
         Args:
             x: Arrays, lists or frames of numbers (on TensorFlow also of strings), sparse matrices
                 of SciPy (of which each step writes out its rows; with `sampling="shuffle"` all are
-                written out), or a data set (which is accounted without amplification by sampling,
-                unless it is a `PoissonDataset`).
+                written out), a source of single examples that are read by number, such as
+                `keras_adaclip.sampling.from_folder` returns, or a data set (which is accounted
+                without amplification by sampling, unless it is a `PoissonDataset`).
             y: Targets.
             batch_size: Expected number of examples in a step; None means 32 (all, of fewer), or
                 what an `AutoDPOptimizer` plans.
@@ -122,7 +123,7 @@ class PrivateTraining(training.TrainingBase):
             callbacks: As for Keras.
             validation_split: As for Keras, with arrays. The rows that are held out are not
                 protected, and their number counts as public.
-            validation_data: As for Keras.
+            validation_data: As for Keras, or a source, which is read in its order.
             shuffle: As for Keras, with `sampling="shuffle"` and data sets.
             class_weight: As for Keras.
             sample_weight: As for Keras; weights act before clipping, so no weight lets one
@@ -179,8 +180,8 @@ class PrivateTraining(training.TrainingBase):
             max_rows_per_unit=max_rows_per_unit,
         )
         x, y, sample_weight = map(from_frames, (x, y, sample_weight))
+        validation_batch_size = validation_batch_size or batch_size
         if training_data.is_array_data(x):
-            validation_batch_size = validation_batch_size or batch_size
             if validation_split and validation_data is None:
                 (x, y, sample_weight), validation_data = training_data.split_off_validation(
                     x, y, sample_weight, validation_split
@@ -201,7 +202,7 @@ class PrivateTraining(training.TrainingBase):
         if augmentation is not None or self._wants_diagnostics(callbacks):
             self.train_function = None
         sizes = self._prepare(data, input_ranges)
-        validation_data = training_data.for_keras(validation_data)
+        validation_data = training_data.for_keras(validation_data, validation_batch_size)
         self._try_validation(validation_data, validation_batch_size)
         data.warn_of_rows()
         examined = data

@@ -21,7 +21,7 @@ from keras_adaclip.sampling.arrays import (
     padding,
     written_out,
 )
-from keras_adaclip.sampling.batches import FixedShapeBatches, split_among_devices
+from keras_adaclip.sampling.batches import FixedShapeBatches, SourceBatches, split_among_devices
 from keras_adaclip.sampling.draws import (
     DrawStream,
     ProcessShare,

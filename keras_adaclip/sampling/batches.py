@@ -1,4 +1,4 @@
-"""Poisson-sampled batches in a few shapes."""
+"""Poisson-sampled batches in a few shapes, and the examples of a source in their order."""
 
 import math
 import os
@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_adaclip.sampling.poisson import PoissonDataset
+from keras_adaclip.sampling.rows import PARTS, SourceRows
 
 
 class FixedShapeBatches(keras.utils.PyDataset):
@@ -72,6 +73,35 @@ class FixedShapeBatches(keras.utils.PyDataset):
         largest = self.sizes[-1]
         beyond = math.ceil(needed / largest) * largest
         return next((size for size in self.sizes if size >= needed), beyond)
+
+
+class SourceBatches(keras.utils.PyDataset):
+    """The examples of a source in their order, as batches for evaluation and prediction.
+
+    Args:
+        source: A source, as for `PoissonDataset.from_source`.
+        batch_size: The number of examples in a batch; the last may be smaller.
+    """
+
+    def __init__(self, source: Any, batch_size: int) -> None:
+        super().__init__()
+        self._rows, self._batch_size = SourceRows(source, None, 0), batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(self._rows.num_rows / self._batch_size)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        numbers = np.arange(self._rows.num_rows)[index * self._batch_size :][: self._batch_size]
+        parts = self._rows.reading(numbers, len(numbers))()
+        # Keras takes strings as tensors only.
+        parts = keras.tree.map_structure(
+            lambda array: keras.ops.convert_to_tensor(array) if array.dtype == object else array,
+            parts,
+        )
+        batch = [parts.get(name) for name in PARTS]
+        while batch[-1] is None:
+            batch.pop()
+        return tuple(batch)
 
 
 def split_among_devices(batch: dict[str, Any], num_shards: int) -> dict[str, Any]:

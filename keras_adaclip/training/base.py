@@ -5,6 +5,7 @@ A mixin without a Keras base.
 
 import logging
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +16,11 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip import callbacks as own_callbacks
+from keras_adaclip.accounting import NO_TUNING
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, mapped
 from keras_adaclip.optimizers import NO_LEGACY_FILE, DPOptimizer
-from keras_adaclip.sampling import from_frames, padding
+from keras_adaclip.sampling import SourceBatches, from_frames, padding
 from keras_adaclip.training import run_callbacks, weights
 from keras_adaclip.training.processes import refuse_disagreement
 from keras_adaclip.training.saved_state import SavedState
@@ -30,6 +32,8 @@ _OURS = (own_callbacks.PrivacyCallback, own_callbacks.ClippingMonitor, own_callb
 # Of the mechanisms of a run: a noise schedule has one for each epoch.
 _MOST_SHOWN = 3
 _PRIVATE_LOGS = ("epsilon", "clip_norm", "unclipped_fraction")
+# The tuners of keras-tuner that a warning has named the cost of.
+_WARNED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldBeforeEmptied):
@@ -91,7 +95,8 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
     def _try_validation(self, validation_data: Any, batch_size: int | None) -> None:
         """Evaluate the first batch of arrays, so that what does not fit is told before a step.
 
-        Metrics and seeds are as before. Data sets are left alone, since reading may use them up.
+        Metrics and seeds are as before. Data sets are left alone, since reading may use them up,
+        and of a source the first batch is read.
 
         Args:
             validation_data: The argument of Keras's `fit`.
@@ -100,6 +105,8 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         Raises:
             ValueError: If model, loss or a metric fails.
         """
+        if isinstance(validation_data, SourceBatches):
+            validation_data = validation_data[0]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
         if not is_array_data(x):
             return
@@ -147,13 +154,22 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         with keeping_metrics_only(self):
             return dict(super().get_metrics_result())
 
-    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate as Keras does, also on frames, and on TensorFlow on any arrays of strings."""
-        return super().evaluate(for_keras(x), from_frames(y), *args, **kwargs)
+    def evaluate(
+        self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Evaluate as Keras does, also on frames, sources, and on TensorFlow on arrays of strings.
 
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Predict as Keras does, also from frames, and on TensorFlow from any arrays of strings."""
-        return super().predict(for_keras(x), *args, **kwargs)
+        A source, such as `keras_adaclip.sampling.from_folder` returns, is read in its order.
+        """
+        x = for_keras(x, batch_size)
+        return super().evaluate(x, from_frames(y), batch_size, *args, **kwargs)
+
+    def predict(self, x: Any, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Predict as Keras does, also from frames, sources, and on TensorFlow arrays of strings.
+
+        Predictions are in the order of a source.
+        """
+        return super().predict(for_keras(x, batch_size), batch_size, *args, **kwargs)
 
     def summary(self, *args: Any, print_fn: Callable[[str], Any] | None = None, **kw: Any) -> None:
         """Print Keras's table of layers, and below it a line on privacy.
@@ -308,10 +324,32 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
                 _refuse_legacy_checkpoints(given)
                 _guard_plan(given, self.optimizer)
                 _warn_of_monitors(given)
+                self._tell_of_search(given)
                 others = [c for c in given if not isinstance(c, _OURS)]
                 yield [first, *ours, *others, last]
         finally:
             self._record_diagnostics(False)
+
+    def _tell_of_search(self, callbacks: list[keras.callbacks.Callback]) -> None:
+        """Warn once of a search by keras-tuner's own tuners, and put it into the report.
+
+        These give `fit` a callback; the tuners of this package that count a search do not.
+        """
+        for callback in callbacks:
+            tuner = getattr(callback, "tuner", None)
+            if tuner is None or not type(callback).__module__.startswith("keras_tuner."):
+                continue
+            if self.tuning == NO_TUNING:
+                self.tuning = f"not counted: the model is one trial of a {type(tuner).__name__}"
+            if tuner not in _WARNED:
+                _WARNED.add(tuner)
+                warnings.warn(
+                    f"`{type(tuner).__name__}` compares private models, and the cost of the search "
+                    "is not counted: epsilon is that of one trial, while a choice among trials on "
+                    "private data costs up to as much as all of them together. Search on public "
+                    "data, or with `keras_adaclip.tuners.PrivateSearch`, which counts the search.",
+                    stacklevel=6,
+                )
 
     @staticmethod
     def _wants_diagnostics(callbacks: Any) -> bool:

@@ -27,6 +27,7 @@ from keras_adaclip.optimizers import RunSettings
 from keras_adaclip.sampling import (
     FixedShapeBatches,
     PoissonDataset,
+    SourceBatches,
     SparseRows,
     as_array,
     common_length,
@@ -224,12 +225,14 @@ class DrawsOfFit:
         )
 
     def from_data_set(self, data: Any, **of_arrays: Any) -> TrainingData:
-        """Return training data from a data set or generator.
+        """Return training data from a data set, generator or source.
 
-        A `PoissonDataset` is accounted with amplification by sampling, any other data set without.
+        A `PoissonDataset` is accounted with amplification by sampling, and so is a source, of which
+        one is made; any other data set without.
 
         Args:
-            data: A `PoissonDataset`, `tf.data.Dataset`, `PyDataset`, `DataLoader` or generator.
+            data: A `PoissonDataset`, `tf.data.Dataset`, `PyDataset`, `DataLoader`, generator, or a
+                source that is read by number.
             **of_arrays: Targets and weights, which go with arrays only.
 
         Raises:
@@ -244,6 +247,12 @@ class DrawsOfFit:
                 " to protect single examples, give `x, y = clients.all_examples()`. "
                 f"Received: x of type {kind}"
             )
+        if is_source(data):
+            optimizer, length = self.model.optimizer, len(data)
+            usual = optimizer.default_batch_size(length, self.num_epochs, self.steps_per_epoch)
+            size, seed = self.batch_size or min(usual, length), optimizer.sampling_seed
+            data = PoissonDataset.from_source(data, expected_batch_size=size, seed=seed)
+            return dataclasses.replace(self, batch_size=None).from_data_set(data, **of_arrays)
         split = self.validation_split or None
         of_arrays |= {"batch_size": self.batch_size, "validation_split": split}
         _refuse_given(of_arrays, f"a data set of type {kind}, which has its own")
@@ -267,6 +276,7 @@ class DrawsOfFit:
             return self._from_poisson(data, weights)
         first, data = peek(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(first)
+        _refuse_single_example((x, y, sample_weight), kind)
         batch_size, rows = rows_of(x, y, sample_weight)
         weights = ClassWeights.of_fit(self.model, self.class_weight, rows.x, rows.y)
         if weights is not None and weights.of(rows.y).ndim > 1:
@@ -416,6 +426,38 @@ def _refuse_given(arguments: dict[str, Any], data: str) -> None:
                 f"Argument `{name}` cannot be combined with {data}. "
                 f"Received: {name} of type {type(value).__name__}"
             )
+
+
+def _refuse_single_example(first: Any, kind: str) -> None:
+    """Raise if the first element of a data set is not a batch.
+
+    Args:
+        first: Inputs, targets and weights, or None.
+        kind: The type of the data set.
+    """
+    leaves = [leaf for leaf in keras.tree.flatten(first) if leaf is not None]
+    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
+    if () in shapes or len({shape[0] for shape in shapes}) > 1:
+        raise ValueError(
+            "The data set must hold batches, whose arrays all have as many rows, and its first "
+            "element is none. If it holds single examples, call `.batch(n)` on a `tf.data.Dataset`,"
+            " or give a `DataLoader` a `batch_size`; each step is then accounted as a full release."
+            " To draw them by Poisson sampling, which costs far less, give `fit` the result of "
+            "`keras_adaclip.sampling.write_source(examples, path)`. Received: x of type "
+            f"{kind}, whose first element has arrays of shapes {', '.join(map(str, shapes))}"
+        )
+
+
+def is_source(data: Any) -> bool:
+    """Return whether an object holds single examples that are read by number.
+
+    What can also be iterated over, or has named columns, may hold something else.
+    """
+    kind = type(data)
+    if isinstance(data, keras.utils.PyDataset) or is_array_data(data):
+        return False
+    is_unclear = hasattr(kind, "__iter__") or hasattr(data, "column_names")
+    return hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not is_unclear
 
 
 def is_array_data(x: Any) -> bool:
@@ -568,11 +610,13 @@ def split_off_validation(
     return cut(slice(0, start)), cut(slice(start, None))
 
 
-def for_keras(parts: Any) -> Any:
+def for_keras(parts: Any, batch_size: int | None = None) -> Any:
     """Return the parts as Keras takes them: frames and lists as arrays, strings as tensors.
 
-    Sparse matrices are those of SciPy again.
+    Sparse matrices are those of SciPy again, and a source is batches of `batch_size`, in order.
     """
+    if is_source(parts):
+        return SourceBatches(parts, batch_size or 32)
 
     def convert(value: Any) -> Any:
         """Return an array of strings as a tensor, anything else unchanged."""

@@ -39,6 +39,7 @@ WITH_CODE = [name for name, text in TEXTS.items() if any(b.is_run for b in pages
 every_page = pytest.mark.parametrize("name", TEXTS)
 
 
+@pytest.mark.filterwarnings("ignore:`RandomSearch` compares private models")
 @pytest.mark.parametrize("name", WITH_CODE)
 def test_the_code_runs_and_prints_what_the_page_says(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -98,6 +98,21 @@ def test_no_batch_size_makes_the_step_trace_again(monkeypatch):
     assert len(set(traced)) == 1, traced
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="compiles each eager operation")
+def test_eager_steps_on_jax_have_few_shapes_too(monkeypatch):
+    sizes, private_step = [], private_training.private_step
+
+    def noted(model, batch):
+        sizes.append(len(batch["x"]))
+        return private_step(model, batch)
+
+    monkeypatch.setattr(private_training, "private_step", noted)
+    model = private(dense, run_eagerly=True, jit_compile=False)
+    model.fit(*arrays(200), batch_size=20, steps_per_epoch=3, verbose=0)
+    assert len(sizes) == 3
+    assert len(set(sizes)) == 1
+
+
 # `microbatch_size="auto"`
 
 

@@ -114,6 +114,22 @@ def test_data_sets_that_cannot_be_accounted_for_are_refused(data, options, messa
     assert model.privacy_spent(DELTA).steps == 0
 
 
+@pytest.mark.skipif(BACKEND == "jax", reason="imports another framework")
+@pytest.mark.parametrize("y", [Y, np.eye(3)[Y]])
+def test_single_examples_in_the_place_of_batches_are_told_the_remedy(y):
+    if BACKEND == "tensorflow":
+        import tensorflow
+
+        data = tensorflow.data.Dataset.from_tensor_slices((X, y))
+    else:
+        torch = pytest.importorskip("torch")
+        data = torch.utils.data.DataLoader([*zip(X, y, strict=True)], batch_size=None)
+    model = helpers.compiled()
+    with pytest.raises(ValueError, match=r"(?s)`\.batch\(n\)`.*write_source.*shapes \(4,\), \("):
+        model.fit(data, num_examples=24, verbose=0)
+    assert not model.privacy_ledger.steps
+
+
 def test_train_on_batch_is_one_release():
     model = helpers.compiled(metrics=["accuracy"])
     loss, accuracy = model.train_on_batch(X[:6], Y[:6])

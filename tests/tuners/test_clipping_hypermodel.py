@@ -1,5 +1,7 @@
 """`ClippingHyperModel` under keras-tuner's tuners: what each trial spends, what is refused."""
 
+import warnings
+
 import keras
 import keras_tuner
 import numpy as np
@@ -67,7 +69,11 @@ def search(name, space, folder, *, objective="val_loss", callbacks=(), **argumen
     )
     ledgers = []
     validation = {"validation_data": (X, Y)} if isinstance(objective, str) else {}
-    tuner.search(X, Y, verbose=0, callbacks=[*callbacks, Ledgers(ledgers)], **validation)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.filterwarnings("always", ".*not counted")
+        tuner.search(X, Y, verbose=0, callbacks=[*callbacks, Ledgers(ledgers)], **validation)
+    # Once a search, not at every trial.
+    assert ["tuners.PrivateSearch" in str(each.message) for each in warned] == [True]
     trials = list(tuner.oracle.trials.values())
     assert [trial.message for trial in trials if trial.status != "COMPLETED"] == []
     return tuner, trials, ledgers
@@ -96,6 +102,19 @@ def test_every_trial_spends_the_target_at_its_batch_size(tmp_path):
     (best,) = tuner.get_best_models(1)
     assert best.privacy_spent(DELTA, "rdp").epsilon <= TARGET
     assert "4 have begun" in best.privacy_report(DELTA, group_sizes=()).tuning
+
+
+def test_models_of_an_own_hypermodel_say_that_the_search_is_not_counted(tmp_path):
+    def build(hp):
+        model = ka.privatize(build_model())
+        rate = hp.Float("learning_rate", 0.01, 0.1)
+        inner = keras.optimizers.SGD(rate)
+        model.compile(ka.optimizers.DPOptimizer(inner, noise_multiplier=1.0), "mse")
+        return model
+
+    tuner, _, _ = search("RandomSearch", build, tmp_path, max_trials=2)
+    (best,) = tuner.get_best_models(1)
+    assert "not counted" in best.privacy_report(DELTA, group_sizes=()).tuning
 
 
 def test_hyperband_goes_on_where_the_trial_before_ended(tmp_path):
