@@ -47,8 +47,11 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         if not isinstance(optimizer, DPOptimizer):
             raise ValueError(
                 "A private model must be compiled with a `DPOptimizer`, or training would not be "
-                "private. Wrap the optimizer: `keras_adaclip.optimizers.DPOptimizer(optimizer, "
-                f"clipping=1.0, noise_multiplier=1.1)`. Received: optimizer={optimizer!r}"
+                "private. Give `keras_adaclip.optimizers.AutoDPOptimizer(target_epsilon=3.0)`, which "
+                "plans the run for that budget. To choose its parts yourself, and for clients, wrap "
+                "the optimizer: `DPOptimizer(optimizer, noise_multiplier=...)`, with the noise that "
+                "`keras_adaclip.accounting.calibrate_noise_multiplier` finds for your budget. "
+                f"Received: optimizer={optimizer!r}"
             )
         present = getattr(self, "optimizer", None)
         if getattr(present, "is_in_a_run", False):
