@@ -3,12 +3,16 @@
 *Sample* units, compute the *contribution* of each one, *clip* it, sum, add *noise*, *apply*, and
 *account*.
 
-Begin with `privatize`, `optimizers.DPOptimizer` and `callbacks.PrivacyCallback`:
+Begin with `privatize` and `optimizers.AutoDPOptimizer`, which plans a run for a privacy budget:
 
     model = privatize(keras_model)
-    optimizer = optimizers.DPOptimizer("adam", clipping=1.0, noise_multiplier=1.1)
+    optimizer = optimizers.AutoDPOptimizer(target_epsilon=3.0)
     model.compile(optimizer, loss="sparse_categorical_crossentropy")
-    model.fit(x, y, callbacks=[callbacks.PrivacyCallback(delta=1e-5, target_epsilon=3.0)])
+    model.fit(x, y, epochs=20)
+    print(model.privacy_report())
+
+With `optimizers.DPOptimizer` you choose noise, clipping, batch size and learning rate yourself, and
+`callbacks.PrivacyCallback` ends training at the budget.
 """
 
 import sys

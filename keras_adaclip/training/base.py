@@ -51,8 +51,9 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         if not isinstance(optimizer, DPOptimizer):
             raise ValueError(
                 "A private model must be compiled with a `DPOptimizer`, or training would not be "
-                "private. Wrap the optimizer: `keras_adaclip.optimizers.DPOptimizer(optimizer, "
-                f"clipping=1.0, noise_multiplier=1.1)`. Received: optimizer={optimizer!r}"
+                "private. Give `keras_adaclip.optimizers.AutoDPOptimizer(target_epsilon=3.0)`; for "
+                "clients, or to choose the parts, `DPOptimizer(optimizer, noise_multiplier=...)` "
+                f"with the noise of `accounting.calibrate_noise_multiplier`. Received: {optimizer=}"
             )
         present = getattr(self, "optimizer", None)
         if getattr(present, "is_in_a_run", False):
@@ -76,8 +77,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         """Raise unless the model is compiled and no run with its optimizer is under way."""
         if not self.compiled or not isinstance(self.optimizer, DPOptimizer):
             raise ValueError(
-                "Call `compile(optimizer=keras_adaclip.optimizers.DPOptimizer(...))` before "
-                "training a private model."
+                "Call `compile` with a `keras_adaclip.optimizers.DPOptimizer` before training."
             )
         if self.loss is None and not keras_private.is_own(self, "compute_loss"):
             raise ValueError(
