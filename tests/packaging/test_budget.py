@@ -21,15 +21,15 @@ PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
     "accounting": (2_105, 14),
-    "training": (1_910, 11),
+    "training": (1_973, 11),
     "gradients": (1_821, 17),
     "federated": (1_763, 15),
-    "backend": (1_580, 10),
+    "backend": (1_621, 10),
     "examination": (1_382, 9),
+    "optimizers": (1_125, 7),
     "tuners": (1_059, 7),
-    "optimizers": (1_055, 7),
-    "sampling": (817, 7),
-    "models": (674, 6),
+    "sampling": (835, 7),
+    "models": (752, 7),
     "clipping": (643, 12),
     ".": (431, 7),
     "audit": (356, 4),
@@ -39,9 +39,9 @@ FOLDERS = {
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 25_840
+LINES_OF_TESTS = 26_279
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (51, 701), "in a step": (36, 244)}
+EXECUTED = {"before the first step": (51, 706), "in a step": (36, 244)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
