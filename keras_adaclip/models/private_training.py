@@ -206,15 +206,13 @@ class PrivateTraining(training.TrainingBase):
         self._try_validation(validation_data, validation_batch_size)
         data.warn_of_rows()
         examined = data
-        layer = self._layer_to_calibrate(examined)
-        data, callbacks = self._planned(
-            examined, callbacks, num_epochs, is_pass, can_calibrate=layer is not None
-        )
+        can_calibrate = self._layer_to_calibrate(examined) is not None
+        data, callbacks = self._planned(examined, callbacks, num_epochs, is_pass, can_calibrate)
         if data.max_batch_size != examined.max_batch_size:
             # The plan has chosen the largest batch, and with it the shapes of the steps.
             sizes = self._prepare(data, input_ranges, is_new=False)
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
-            history = super().fit(
+            return super().fit(
                 **data.with_sizes(sizes, self),
                 epochs=epochs,
                 verbose=verbose,
@@ -225,9 +223,6 @@ class PrivateTraining(training.TrainingBase):
                 validation_batch_size=validation_batch_size,
                 validation_freq=validation_freq,
             )
-            if layer is not None and optimizer.counted_release is not None:
-                self._calibrate(layer, data, verbose)
-        return history
 
     @training.on_all_devices
     def train_on_batch(
@@ -396,15 +391,22 @@ class PrivateTraining(training.TrainingBase):
             return None
         return keras_private.layer_of_logits(self)
 
-    def _calibrate(self, layer: keras.layers.Dense, data: Any, verbose: Any) -> None:
-        """Divide the logits by the temperature of the release that the run has counted."""
+    def _calibrate(self, data: training.TrainingData) -> float | None:
+        """Divide the logits by the temperature of a release, once counted, and return it.
+
+        Args:
+            data: The training data.
+        """
+        layer = self._layer_to_calibrate(data)
+        if layer is None:
+            return None
+        self.optimizer.count_release()
         size = self._private_state.chunk_size or data.expected_batch_size
         sums = sums_of_gaps(self, data.poisson, size)
         noised, stddev = self.optimizer.make_last_release(sums, SENSITIVITY)
         found = temperature_at(noised, stddev)
         divide_logits(layer, found)
-        if verbose:
-            print(f"Logits divided by {found:.3g}, so that confidence is about the accuracy.")
+        return found
 
     def _planned(
         self,

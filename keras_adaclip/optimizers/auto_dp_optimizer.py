@@ -47,7 +47,7 @@ class AutoDPOptimizer(DPOptimizer):
     Normalized contributions make a classifier too sure of itself. So the run of one whose last
     layer is `Dense`, with one label a row and without weights of rows or classes, ends with one
     more release, from which a temperature is learned: the weights of the last layer are divided by
-    it, which changes probabilities and no prediction. Logs of the last epoch are from before.
+    it, which changes probabilities and no prediction.
 
     The plan is for weights that begin at random, or for a new head on frozen layers. To fine-tune
     trained weights, give an `optimizer` with a small learning rate, or a small `noise_walk`: by

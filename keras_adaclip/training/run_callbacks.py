@@ -53,7 +53,7 @@ class RunOfSteps(keras.callbacks.Callback):
         if not 0 < self._num_steps <= _MOST_STEPS:  # Unknown, or as good as endless.
             self._num_steps, num_epochs = 0, min(num_epochs, 1)
         self._rows = optimizer.planned_rows(num_epochs, self._is_pass)
-        release = optimizer.planned_release
+        release, self._temperature = optimizer.planned_release, None
         self._releases = () if release is None else (release,)
         if self.params["verbose"] and self._rows:
             print(f"Private training: {self._mechanism()}. {self._cost()}. {self._protected()}.")
@@ -85,17 +85,23 @@ class RunOfSteps(keras.callbacks.Callback):
             for name in [name for name in logs or () if not name.startswith("val_")]:
                 del logs[name]
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Make the release that follows the last step, before the last validation.
+
+        Later callbacks then save and evaluate the model as it will be.
+        """
+        is_last = self.model.stop_training or self._epoch == self.params["epochs"]
+        if self._releases and is_last and all(map(self._fits, self._budgets)):
+            self._temperature, self._releases = self.model._calibrate(self._data), ()
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Let the host see the steps, before a callback sets the variables back.
 
-        After the last epoch, count what follows it. After the first epoch, print how many units
-        were left out, if it is more than was announced.
+        After the first epoch, print how many units were left out, if it is more than was announced.
         """
         self.on_train_batch_end(0, logs)
         _ = self.model.optimizer.ledger
-        is_last = self.model.stop_training or self._epoch == self.params["epochs"]
-        if self._releases and is_last and all(map(self._fits, self._budgets)):
-            self.model.optimizer.count_release()
+        self.on_test_begin()
         if self._left_out is None:
             return
         announced = self._left_out * (self._data.steps_per_epoch or 1)
@@ -112,13 +118,15 @@ class RunOfSteps(keras.callbacks.Callback):
         """Print why the run ended early, and put it into `History.ended_early`."""
         self.on_train_batch_end(0, logs)
         steps = self.model.optimizer.ledger.steps - sum(row.steps for row in self._before)
-        steps -= self.model.optimizer.counted_release is not None
+        steps -= self._temperature is not None
         budget, ending = next((each for each in self._budgets if each.has_stopped), None), None
         if budget is not None and not 0 < self._num_steps <= steps:
             self._budget = budget
             ending = self._ending(steps, budget)
             if self.params["verbose"]:
                 print(ending)
+        if self._temperature is not None and self.params["verbose"]:
+            print(f"Logits divided by {self._temperature:.3g}: confidence is about the accuracy.")
         # Without an epoch, Keras has set no history.
         if getattr(self.model, "history", None) is not None:
             self.model.history.ended_early = ending

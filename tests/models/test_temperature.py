@@ -138,6 +138,21 @@ def test_the_release_is_counted_before_it_is_made(monkeypatch):
     assert history.history["epsilon"][-1] == pytest.approx(model.privacy_spent().epsilon, 1e-3)
 
 
+def test_the_last_validation_and_checkpoint_are_of_the_calibrated_model(tmp_path):
+    model = planned(classifier(), SPARSE)
+    path = str(tmp_path / "{epoch}.weights.h5")
+    saves = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+    history = model.fit(
+        X, LABELS, epochs=3, verbose=0, validation_data=(X, LABELS), callbacks=[saves]
+    ).history
+    assert releases(model) == 1
+    assert history["val_loss"][-1] == pytest.approx(model.evaluate(X, LABELS, verbose=0), rel=1e-5)
+    expected = model.get_weights()
+    model.load_weights(tmp_path / "3.weights.h5")
+    for one, other in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_no_release_passes_another_budget(capsys):
     """Steps of another run may have used up what the plan has left for it."""
     model = planned(classifier(), SPARSE)
