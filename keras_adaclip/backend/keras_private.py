@@ -497,8 +497,7 @@ def layer_of_logits(model: keras.Model) -> keras.layers.Dense | None:
     """Return the `Dense` layer whose outputs are the logits of a classifier, and nothing else.
 
     None unless a cross-entropy is the only loss of a functional model, each row has one label, the
-    layer is trainable, called once, and shares no weight, and each layer that may compute something
-    else at inference than in training is Keras's own.
+    layer is trainable, called once, and shares no weight, and every layer is Keras's own.
 
     Args:
         model: A compiled model whose loss is built.
@@ -534,13 +533,14 @@ def layer_of_logits(model: keras.Model) -> keras.layers.Dense | None:
     nodes = [node for graph in graphs for part in graph.values() for node in part]
     owners = [each for each in layers for v in each._trainable_variables if v is layer.kernel]
 
-    def may_differ(each: keras.Layer) -> bool:
-        """Return whether a layer may compute at inference what training has not shown."""
-        is_own = not type(each).__module__.startswith("keras.") or isinstance(each, kinds.Lambda)
-        return is_own and each._call_has_training_arg
-
+    # Others may mix rows at inference alone, or draw by the place of a row; `JaxLayer` too.
+    ours = ("keras.src.layers.", "keras.src.models.")
+    is_known = all(
+        type(each).__module__.startswith(ours) and type(each) is not kinds.Lambda
+        for each in layers[1:]
+    )
     is_alone = len(owners) == 1 and [node.operation for node in nodes].count(layer) == 1
-    return layer if is_alone and not any(map(may_differ, layers[1:])) else None
+    return layer if is_alone and is_known else None
 
 
 def logits_of(model: keras.Model, y_pred: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ def sums_of_gaps(model: keras.Model, dataset: Any, size: int) -> np.ndarray:
         x, y = keras.tree.pack_sequence_as(structure, rows)
         with keras.StatelessScope(list(zip(variables, values, strict=True))):
             outputs = call_model(model, Batch(x).x, training=False)
+            (outputs,), (y,) = map(keras.tree.flatten, (outputs, y))
             logits = keras_private.logits_of(model, outputs)
         return _gaps(ops.cast(logits, "float32"), y)
 

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adaclip import accounting, backend
+from keras_adaclip import accounting, backend, noise
 from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive, optional
 from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
 from keras_adaclip.clipping import AutomaticClipping, ClippingStrategy, FixedClipping
@@ -290,6 +290,8 @@ class AutoDPOptimizer(DPOptimizer):
         row, self.counted_release = self.counted_release, None
         if row is None:
             raise RuntimeError("No release was counted, or it has been made already.")
+        # A callback may have set the variables back to those of an earlier run, key included.
+        self._key.assign(noise.fresh_key(self.sampling_seed, self.ledger.steps))
         stddev = row.noise_multiplier * sensitivity
         return self._noise.noised_last(sums, stddev), stddev
 
