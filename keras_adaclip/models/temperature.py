@@ -44,7 +44,9 @@ def sums_of_gaps(model: keras.Model, dataset: Any, size: int) -> np.ndarray:
         An array of one number for each of `TEMPERATURES`. A row adds at most `SENSITIVITY` to its
         norm, whatever the model computes.
     """
-    numbers, variables = np.flatnonzero(dataset.present), model.variables
+    # In random order: how a backend rounds depends on the place of a row.
+    order, variables = np.random.default_rng(model.optimizer.sampling_seed), model.variables
+    numbers = order.permutation(np.flatnonzero(dataset.present))
     structure = [dataset.first_rows[name] for name in ("x", "y")]
 
     def gaps(rows: list[Any], values: list[Any]) -> Any:

@@ -44,10 +44,10 @@ class AutoDPOptimizer(DPOptimizer):
     (unless `fit` is given one), the noise multiplier, the norm of the contributions and the step
     size. `fit` ends at the target epsilon, or before it.
 
-    Normalized contributions make a classifier too sure of itself. So the run of one whose last
-    layer is `Dense`, with one label a row and without weights of rows or classes, ends with one
-    more release, from which a temperature is learned: the weights of the last layer are divided by
-    it, which changes probabilities and no prediction.
+    Normalized contributions make a classifier too sure of itself. So its run ends with one more
+    release, from which a temperature is learned: the weights of the last layer are divided by it,
+    which changes probabilities and no prediction. This needs Keras's own layers, the last one
+    `Dense`, with one label a row, and no weights of rows or classes.
 
     The plan is for weights that begin at random, or for a new head on frozen layers. To fine-tune
     trained weights, give an `optimizer` with a small learning rate, or a small `noise_walk`: by
