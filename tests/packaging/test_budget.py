@@ -21,12 +21,12 @@ PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
     "accounting": (2_105, 14),
-    "training": (1_973, 11),
+    "training": (1_977, 11),
     "gradients": (1_821, 17),
     "federated": (1_763, 15),
-    "backend": (1_621, 10),
+    "backend": (1_623, 10),
     "examination": (1_382, 9),
-    "optimizers": (1_125, 7),
+    "optimizers": (1_126, 7),
     "tuners": (1_059, 7),
     "sampling": (835, 7),
     "models": (752, 7),
@@ -39,7 +39,7 @@ FOLDERS = {
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 26_279
+LINES_OF_TESTS = 26_360
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
 EXECUTED = {"before the first step": (51, 706), "in a step": (36, 244)}
 # How much smaller than its row a figure may be.
