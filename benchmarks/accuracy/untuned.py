@@ -389,8 +389,9 @@ def table(options: argparse.Namespace) -> None:
         cells = [f"{values[way]:.1f} ({len(ways[way])})" if way in values else "" for way in shown]
         least = min((test for _, test in ways.get("auto", ())), default=float("nan"))
         print(f"| {task} | {epsilon:g} | {' | '.join(cells)} | {least:.1f} |")
-        for way in set(values) - {"auto"} if "auto" in values else ():
-            distances[way].append(values["auto"] - values[way])
+        plan = values.get("auto", values.get("auto-raw"))
+        for way in set(values) - {"auto", "auto-raw"} if plan is not None else ():
+            distances[way].append(plan - values[way])
     for way in shown:
         if way in distances:
             mean, worst = statistics.mean(distances[way]), min(distances[way])
