@@ -387,7 +387,8 @@ class PrivateTraining(training.TrainingBase):
     def _layer_to_calibrate(self, data: training.TrainingData) -> keras.layers.Dense | None:
         """Return the layer that a temperature can divide, None if there is none."""
         is_weighted = data.class_weights is not None or data.rows.sample_weight is not None
-        if data.poisson is None or is_weighted or backend.num_processes() > 1:
+        is_spread = backend.num_replicas(self) > 1 or backend.num_batch_shards() > 1
+        if data.poisson is None or is_weighted or is_spread or backend.num_processes() > 1:
             return None
         return keras_private.layer_of_logits(self)
 

@@ -29,7 +29,7 @@ FOLDERS = {
     "optimizers": (1_126, 7),
     "tuners": (1_059, 7),
     "sampling": (835, 7),
-    "models": (752, 7),
+    "models": (753, 7),
     "clipping": (643, 12),
     ".": (431, 7),
     "audit": (356, 4),
