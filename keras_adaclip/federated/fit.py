@@ -21,6 +21,7 @@ from keras_adaclip.federated.local_training import LocalTraining
 from keras_adaclip.federated.round import contribution_step, federated_step
 from keras_adaclip.federated.settings import FederatedSettings
 from keras_adaclip.gradients import fast_calls_of
+from keras_adaclip.optimizers import AutoDPOptimizer
 from keras_adaclip.sampling import as_arrays
 
 
@@ -92,13 +93,18 @@ class FederatedTraining(training.TrainingBase):
         )
         if isinstance(optimizer, dict):
             optimizer = keras.optimizers.get(optimizer)
-        if getattr(optimizer, "target_epsilon", None) is not None:
+        if isinstance(optimizer, AutoDPOptimizer):
             raise ValueError(
-                "`AutoDPOptimizer` plans training on single examples. Compile a federated model "
-                "with `DPOptimizer`; `keras_adaclip.accounting.calibrate_noise_multiplier` "
-                "computes its noise."
+                "`AutoDPOptimizer` plans training on single examples. Over clients, give "
+                "`DPOptimizer(optimizer, clipping, target_epsilon=...)`, which plans the noise of "
+                "the rounds."
             )
         optimizer = self._adopted(optimizer)
+        if cohort_noise_size is not None and optimizer.target_epsilon is not None:
+            raise ValueError(
+                "`cohort_noise_size` simulates a large cohort with less noise than a "
+                "`target_epsilon` allows. Leave one of the two out."
+            )
         super().compile(
             optimizer=optimizer,
             loss=loss,
@@ -196,6 +202,7 @@ class FederatedTraining(training.TrainingBase):
         self._prepare_rounds(data, input_ranges)
         self._try_validation(validation_data, validation_batch_size)
         is_pass, num_epochs = data.sampling is Sampling.SHUFFLE, epochs - initial_epoch
+        data, callbacks = training.planned_run(self, data, callbacks, num_epochs, is_pass)
         with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
             return super().fit(
                 **backend.fit_arguments(cohorts, cohorts.example, self, cohorts.num_open_axes),

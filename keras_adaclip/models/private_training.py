@@ -12,9 +12,8 @@ from typing import Any
 import keras
 
 from keras_adaclip import backend, examination, training
-from keras_adaclip.accounting import Sampling, rows_per_unit
+from keras_adaclip.accounting import Sampling
 from keras_adaclip.backend import keras_private
-from keras_adaclip.callbacks import PrivacyCallback
 from keras_adaclip.gradients import (
     MOST_DRAWN_ROWS,
     MOST_ROWS,
@@ -207,7 +206,9 @@ class PrivateTraining(training.TrainingBase):
         data.warn_of_rows()
         examined = data
         can_calibrate = self._layer_to_calibrate(examined) is not None
-        data, callbacks = self._planned(examined, callbacks, num_epochs, is_pass, can_calibrate)
+        data, callbacks = training.planned_run(
+            self, examined, callbacks, num_epochs, is_pass, can_calibrate
+        )
         if data.max_batch_size != examined.max_batch_size:
             # The plan has chosen the largest batch, and with it the shapes of the steps.
             sizes = self._prepare(data, input_ranges, is_new=False)
@@ -408,61 +409,6 @@ class PrivateTraining(training.TrainingBase):
         found = temperature_at(noised, stddev)
         divide_logits(layer, found)
         return found
-
-    def _planned(
-        self,
-        data: training.TrainingData,
-        callbacks: Any,
-        num_epochs: int,
-        is_pass: bool,
-        can_calibrate: bool,
-    ) -> tuple[training.TrainingData, Any]:
-        """Return data and callbacks of a run whose noise and largest batch are chosen.
-
-        Args:
-            data: The training data.
-            callbacks: The callbacks of `fit`, which may give a delta.
-            num_epochs: The number of epochs.
-            is_pass: Whether each epoch begins a new pass over the data.
-            can_calibrate: Whether a temperature could follow the last step.
-        """
-        optimizer: Any = self.optimizer
-        given = training.flattened(callbacks)
-        deltas = [each.delta for each in given if isinstance(each, PrivacyCallback) and each.delta]
-        delta = min(deltas, default=None)
-        if None not in (delta, optimizer.delta) and delta != optimizer.delta:
-            raise ValueError(
-                "The optimizer plans for one delta, and a `PrivacyCallback` reports for another. "
-                f"Give one of them. Received: {optimizer.delta} and {delta}"
-            )
-        has_target = optimizer.target_epsilon is not None or any(
-            isinstance(each, PrivacyCallback) and each.target_epsilon is not None for each in given
-        )
-        past = [row for row in self.privacy_ledger if row.steps > 0]
-        if has_target and past and bool(rows_per_unit(past)) != bool(data.rows_per_unit):
-            raise ValueError(
-                "A target for epsilon cannot go on in another unit: the steps so far protect a "
-                "person, and this `fit` would protect a row, or the other way round. Give "
-                "`unit_ids` to all calls of `fit` or to none, or leave the target out."
-            )
-        plan = functools.partial(
-            optimizer.plan_run,
-            self.privacy_ledger,
-            num_epochs=num_epochs,
-            is_pass=is_pass,
-            delta=delta,
-            can_calibrate=can_calibrate,
-        )
-        plan(data.settings)
-        if data.poisson is not None and data.poisson.max_batch_size is not None and num_epochs > 0:
-            rows = optimizer.planned_rows(num_epochs, False, data.settings)
-            chosen = self.privacy_ledger.budget_delta(optimizer.delta or delta, data.num_examples)
-            data = data.with_max_batch_size(rows, chosen)
-            plan(data.settings)
-        if optimizer.target_epsilon is not None and num_epochs > 0:
-            budget = PrivacyCallback(optimizer.delta or delta, optimizer.target_epsilon)
-            callbacks = [budget, *given]
-        return data, callbacks
 
     def private_summary(
         self, x: Any = None, batch_size: int | None = None, print_fn: Callable[[str], Any] = print

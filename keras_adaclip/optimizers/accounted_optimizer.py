@@ -55,8 +55,6 @@ class AccountedOptimizer(WrappingOptimizer):
 
     Attributes:
         microbatch_size: Number of units that are processed at a time; None lets the step decide.
-        target_epsilon: The budget at which training ends; None for no budget.
-        delta: The delta of the budget; None for that of the run.
         seed: Seed of the noise and of the sampling; None takes both from the operating system.
         account: The ledger, for the weights that remember it; see `training.weights`.
 
@@ -71,8 +69,6 @@ class AccountedOptimizer(WrappingOptimizer):
     """
 
     microbatch_size: int | str | None = None
-    target_epsilon: float | None = None
-    delta: float | None = None
     seed: int | None = None
     # What a run releases after its last step: as planned, and counted but not made.
     planned_release: LedgerRow | None = None
@@ -87,18 +83,6 @@ class AccountedOptimizer(WrappingOptimizer):
         self._restored_variables: list[keras.Variable] = []
         self.account = Account()
         self._run_settings = RunSettings(Sampling.STREAM, 1, 0)
-
-    @property
-    def noise_multiplier(self) -> Any:
-        """The total noise multiplier, or its schedule.
-
-        A new value takes effect, and is accounted, from the next epoch or run on.
-        """
-        return self._noise_multiplier
-
-    @noise_multiplier.setter
-    def noise_multiplier(self, noise_multiplier: Any) -> None:
-        self._noise_multiplier = check_noise_multiplier_or_schedule(noise_multiplier)
 
     # The ledger
 
@@ -150,7 +134,7 @@ class AccountedOptimizer(WrappingOptimizer):
         """Add to the seeds of the account; None stands for randomness of the operating system."""
         self.account.used_seeds |= {seed for seed in seeds if seed is not None}
 
-    # The plan of a `fit`; see `AutoDPOptimizer`
+    # The plan of a `fit`; see `BudgetedOptimizer` and `AutoDPOptimizer`
 
     def default_batch_size(
         self, num_examples: int, num_epochs: int, steps_per_epoch: int | None
@@ -172,26 +156,6 @@ class AccountedOptimizer(WrappingOptimizer):
         """
         return False
 
-    def plan_run(
-        self,
-        ledger: Ledger,
-        settings: RunSettings,
-        num_epochs: int,
-        is_pass: bool,
-        delta: float | None = None,
-        can_calibrate: bool = False,
-    ) -> None:
-        """Plan a run before it begins.
-
-        Args:
-            ledger: Everything that the model has spent.
-            settings: The facts of the run.
-            num_epochs: Number of epochs of the run.
-            is_pass: Whether each epoch begins a new pass over the data.
-            delta: The delta of a `PrivacyCallback` of the run, None without.
-            can_calibrate: Whether a temperature could follow the last step.
-        """
-
     def count_release(self) -> None:
         """Count what was planned to follow the last step, before it is made."""
         self.counted_release, self.planned_release = self.planned_release, None
@@ -206,31 +170,6 @@ class AccountedOptimizer(WrappingOptimizer):
         `PlannedMomentum` has.
         """
         return hasattr(self.inner_optimizer, "apply_noised")
-
-    def begin_plan(self, num_steps: int | None) -> None:
-        """Begin the steps of a `fit`; `DPOptimizer` lets an inner optimizer plan them.
-
-        Args:
-            num_steps: Their number; None if it is not known.
-        """
-
-    def refuse_single_steps(self) -> None:
-        """Raise if the optimizer cannot train on a batch outside of `fit`.
-
-        Raises:
-            ValueError: If it plans the steps of a whole `fit`.
-        """
-        if self.plans_steps:
-            raise ValueError(
-                f"`{type(self.inner_optimizer).__name__}` plans the steps of a whole `fit`, and a "
-                "single batch has no plan. Train with `fit`, or give another optimizer for "
-                "`train_on_batch`."
-            )
-
-    @property
-    def plan_in_words(self) -> str:
-        """What the optimizer has planned, empty if nothing."""
-        return ""
 
     # A run of steps
 

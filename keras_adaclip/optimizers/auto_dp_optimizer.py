@@ -12,7 +12,6 @@ budget. Steps read the released gradients too, and nothing else. No run is spent
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -22,14 +21,12 @@ import numpy as np
 
 from keras_adaclip import accounting, backend, noise
 from keras_adaclip._checks import check_between_0_and_1, check_integer, check_positive, optional
-from keras_adaclip.accounting import Ledger, LedgerRow, Sampling
+from keras_adaclip.accounting import LedgerRow, Sampling
 from keras_adaclip.clipping import AutomaticClipping, ClippingStrategy, FixedClipping
 from keras_adaclip.optimizers.accounted_optimizer import RunSettings
 from keras_adaclip.optimizers.dp_optimizer import DPOptimizer
 from keras_adaclip.optimizers.planned_momentum import PlannedMomentum
 
-# What is left of a budget beyond this would be so noisy that it undoes what was learned.
-_SPENT = 0.95
 _BATCH_FACTOR, _LEAST_STEPS, _LEAST_BATCH = 3.0, 150, 16
 _PARTS = ("batch_size", "calibrate", "clipping", "noise_multiplier", "noise_walk")
 # The share of a temperature in the squares of the signal to noise ratios of a run.
@@ -116,10 +113,13 @@ class AutoDPOptimizer(DPOptimizer):
         is_own = optimizer is None
         if is_own:
             optimizer = PlannedMomentum(chosen.get("noise_walk"))
+        target_epsilon = check_positive("target_epsilon", target_epsilon)
+        noise_multiplier = chosen.get("noise_multiplier")
         super().__init__(
             optimizer,
             chosen.get("clipping", "automatic"),
-            noise_multiplier=chosen.get("noise_multiplier", 0.0),
+            noise_multiplier=noise_multiplier,
+            target_epsilon=target_epsilon if noise_multiplier is None else None,
             microbatch_size=microbatch_size,
             memory_limit=memory_limit,
             gradient_method=gradient_method,
@@ -127,29 +127,14 @@ class AutoDPOptimizer(DPOptimizer):
             name=name,
         )
         self._plan = chosen
-        self.target_epsilon = check_positive("target_epsilon", target_epsilon)
+        self.target_epsilon = target_epsilon
         self.delta = optional(check_between_0_and_1, "delta", delta)
-        self._is_planned = self._plans_no_step = False
         self._has_own_rule = is_own
 
     @property
     def plan(self) -> dict[str, Any]:
         """The parts of the plan that were given."""
         return dict(self._plan)
-
-    @property
-    def noise_multiplier(self) -> Any:
-        """The noise multiplier of the latest plan; None before the first one."""
-        is_known = self._is_planned or "noise_multiplier" in self.plan
-        return self._noise_multiplier if is_known else None
-
-    @noise_multiplier.setter
-    def noise_multiplier(self, noise_multiplier: Any) -> None:
-        raise AttributeError(
-            "The noise multiplier of an `AutoDPOptimizer` comes from its plan. Give "
-            "`plan={'noise_multiplier': ...}`, or use `DPOptimizer`. "
-            f"Received: noise_multiplier={noise_multiplier!r}"
-        )
 
     def default_batch_size(
         self, num_examples: int, num_epochs: int, steps_per_epoch: int | None
@@ -198,72 +183,12 @@ class AutoDPOptimizer(DPOptimizer):
             self._clip.use(clipping)
         return True
 
-    def plan_run(
-        self,
-        ledger: Ledger,
-        settings: RunSettings,
-        num_epochs: int,
-        is_pass: bool,
-        delta: float | None = None,
-        can_calibrate: bool = False,
-    ) -> None:
-        """Choose the noise of a run, so that it ends at the target.
-
-        Args:
-            ledger: Everything that the model has spent.
-            settings: The facts of the run.
-            num_epochs: Number of epochs of the run.
-            is_pass: Whether each epoch begins a new pass over the data.
-            delta: The delta of a `PrivacyCallback` of the run, None without.
-            can_calibrate: Whether a temperature could follow the last step.
-
-        Raises:
-            ValueError: If 95% of the budget is spent, delta or the number of steps is not known, or
-                no noise reaches the target.
-        """
-        asked = self.delta or delta
-        used = ledger.budget_delta(asked, settings.num_examples)
-        self._plans_no_step, self.planned_release, self.counted_release = num_epochs < 1, None, None
-        if self._plans_no_step:
-            # No step runs, and the row of none needs a number.
-            self._noise_multiplier = self._noise_multiplier or 1.0
-            return
-        if settings.steps_per_epoch is None:
-            raise ValueError(
-                "`AutoDPOptimizer` plans the noise for all steps of a run, and the number of steps "
-                "cannot be known from these data. Give `fit(steps_per_epoch=...)`, or train with "
-                "`DPOptimizer`."
-            )
-        spent = accounting.ledger_epsilon(ledger, used)
-        if spent >= _SPENT * self.target_epsilon:
-            raise ValueError(
-                f"The budget is spent: epsilon is {spent:.4g} of {self.target_epsilon:g}, and one "
-                "`fit` of `AutoDPOptimizer` uses all of it. Give all `epochs` to one `fit`, or "
-                "compile with a larger `target_epsilon`. "
-                f"Received: target_epsilon={self.target_epsilon}, delta={asked} (held to {used:g})"
-            )
-        self._is_planned = "noise_multiplier" in self.plan
-        if self._is_planned:
-            return
-        rows, past = self.planned_rows(num_epochs, is_pass, settings), list(ledger)
-
-        def epsilon(noise: float, of: Any = accounting.ledger_epsilon) -> float:
-            """Return epsilon at the end of the run with this noise."""
-            planned = [dataclasses.replace(row, noise_multiplier=noise) for row in rows]
-            return float(of([*past, *planned], used, "pld"))
-
-        guess, target = 1.0, self.target_epsilon
-        if can_calibrate and self._has_own_rule and self.plan.get("calibrate", True):
-            self.planned_release = self._release_of(settings, past, used)
-            past.append(self.planned_release)
-        if settings.rows_per_unit:  # The exact epsilon of a person takes seconds.
-            quick = functools.partial(epsilon, of=accounting.quick_epsilon)
-            guess = accounting.least_noise_multiplier(quick, target)
-        self._noise_multiplier = accounting.least_noise_multiplier(epsilon, target, guess)
-        self._is_planned = True
-
-    def _release_of(self, settings: RunSettings, past: list[LedgerRow], delta: float) -> LedgerRow:
+    def _release_after(
+        self, settings: RunSettings, past: list[LedgerRow], delta: float
+    ) -> LedgerRow | None:
         """Return the release of a temperature, over all examples of a run, with its noise."""
+        if not (self._has_own_rule and self.plan.get("calibrate", True)):
+            return None
         whole = dataclasses.replace(
             settings,
             sampling=Sampling.POISSON,
@@ -295,46 +220,15 @@ class AutoDPOptimizer(DPOptimizer):
         stddev = row.noise_multiplier * sensitivity
         return self._noise.noised_last(sums, stddev), stddev
 
-    def begin_plan(self, num_steps: int | None) -> None:
-        """Begin the steps of a `fit`, unless it has planned none.
-
-        Raises:
-            ValueError: If a callback trains epochs in a `fit` that was asked for none.
-        """
-        if self._plans_no_step:
-            raise ValueError(
-                "`fit` was asked for no epoch (`initial_epoch` is not below `epochs`), and a "
-                "callback such as `BackupAndRestore` goes back to an earlier one, for which "
-                "`AutoDPOptimizer` has planned no noise. Give an `initial_epoch` below `epochs`."
-            )
-        super().begin_plan(num_steps)
-
-    def refuse_single_steps(self) -> None:
-        """Raise: single steps have no plan.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(
-            "`AutoDPOptimizer` plans the noise of a whole `fit`, and single steps have no plan. "
-            "Train with `fit`, or compile with `DPOptimizer` for `train_on_batch`."
-        )
-
-    def described(self) -> dict[str, str]:
-        """Return how contributions are bounded, what was planned, and the source of randomness."""
-        facts = super().described()
-        if self._is_planned:
-            facts["clipping"] += f"; {self.plan_in_words}"
-        return facts
-
     @property
     def plan_in_words(self) -> str:
         """What the optimizer has planned, and what it was given."""
-        given = ", ".join(name.replace("_", " ") for name in self.plan)
-        rule = type(self.inner_optimizer).__name__
-        words = f"planned for epsilon {self.target_epsilon:g}, steps of {rule}"
+        if not (words := super().plan_in_words):
+            return words
+        words += f", steps of {type(self.inner_optimizer).__name__}"
         if self.planned_release or self.counted_release:
             words += " and one release for a temperature"
+        given = ", ".join(name.replace("_", " ") for name in self.plan)
         return f"{words}, given: {given}" if given else words
 
     def _arguments(self) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from keras_adaclip._checks import check_choice, check_integer, check_seed, optio
 from keras_adaclip.accounting import LedgerRow
 from keras_adaclip.clipping import Clipper, ClippingStrategy, ParameterGroups, Release
 from keras_adaclip.gradients import ClippedSum
-from keras_adaclip.optimizers.accounted_optimizer import AccountedOptimizer
+from keras_adaclip.optimizers.budgeted_optimizer import BudgetedOptimizer
 from keras_adaclip.optimizers.state import ClipState, NoiseState
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
-class DPOptimizer(AccountedOptimizer):
+class DPOptimizer(BudgetedOptimizer):
     """Wraps a Keras optimizer so that its updates are differentially private.
 
     Use it with `PrivateModel`, whose training step clips and sums the gradients of single
@@ -44,6 +44,11 @@ class DPOptimizer(AccountedOptimizer):
             included. 0 means no privacy, and epsilon is then infinite. A schedule from
             `keras_adaclip.schedules` is evaluated at the first step of each epoch and holds for
             the whole epoch; each epoch is accounted with its own value.
+        target_epsilon: Positive float, in the place of `noise_multiplier`: `fit` plans the noise
+            with which its steps, and all that the model has spent before, end at this epsilon.
+        delta: Float in (0, 1), the delta of `target_epsilon`; None takes that of a
+            `PrivacyCallback` in the same `fit`, or else `num_examples ** -1.1` (of clients, over
+            clients) of the largest data set so far.
         microbatch_size: Number of examples that are processed at a time. None lets the step
             decide, for speed. `"auto"` computes a size that fits `memory_limit` from the model's
             plan. It changes memory and speed, not the result.
@@ -58,9 +63,10 @@ class DPOptimizer(AccountedOptimizer):
         name: Name of the optimizer.
 
     Raises:
-        ValueError: If an argument is out of range, or the inner optimizer has an option that
-            breaks clipping or noise (`clipnorm`, `clipvalue`, `global_clipnorm`,
-            `gradient_accumulation_steps`, `loss_scale_factor`).
+        ValueError: If an argument is out of range, not exactly one of `noise_multiplier` and
+            `target_epsilon` is given, or the inner optimizer has an option that breaks clipping or
+            noise (`clipnorm`, `clipvalue`, `global_clipnorm`, `gradient_accumulation_steps`,
+            `loss_scale_factor`).
 
     Guarantees:
         Each step is one Gaussian mechanism with noise multiplier `noise_multiplier`, for adding
@@ -96,14 +102,26 @@ class DPOptimizer(AccountedOptimizer):
         optimizer: Any,
         clipping: Any = 1.0,
         *,
-        noise_multiplier: Any,
+        noise_multiplier: Any = None,
+        target_epsilon: float | None = None,
+        delta: float | None = None,
         microbatch_size: int | str | None = None,
         memory_limit: int | None = None,
         gradient_method: str = "auto",
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(optimizer, noise_multiplier, name)
+        if (noise_multiplier is None) == (target_epsilon is None):
+            raise ValueError(
+                "Give exactly one of `noise_multiplier` and `target_epsilon` (for which `fit` "
+                f"plans the noise). Received: {noise_multiplier=}, {target_epsilon=}"
+            )
+        if delta is not None and target_epsilon is None:
+            raise ValueError(
+                "Argument `delta` belongs to `target_epsilon`. With `noise_multiplier`, give it to "
+                f"a `PrivacyCallback`. Received: {delta=}"
+            )
+        super().__init__(optimizer, noise_multiplier, target_epsilon, delta, name)
         self._clipping = clipping_strategies.get(clipping)
         is_auto = microbatch_size == "auto"
         self.microbatch_size = "auto" if is_auto else check_microbatch_size(microbatch_size)
@@ -182,8 +200,9 @@ class DPOptimizer(AccountedOptimizer):
 
         Raises:
             ValueError: If an inner optimizer that plans its steps has no noise to take them from,
-                or no number of steps.
+                or no number of steps; or if a callback trains epochs in a `fit` asked for none.
         """
+        super().begin_plan(num_steps)
         if not self.plans_steps:
             return
         name = f"`{type(self.inner_optimizer).__name__}`"
@@ -279,6 +298,7 @@ class DPOptimizer(AccountedOptimizer):
             else "noise and random layers from a seed of the user: anyone who knows it can "
             "subtract the noise"
         )
+        clipping = "; ".join(filter(None, (clipping, self.plan_in_words)))
         return {"clipping": clipping, "seeds": seeds}
 
     # Implements `AccountedOptimizer`

@@ -22,6 +22,7 @@ from keras_adaclip.gradients import Batch, mapped
 from keras_adaclip.optimizers import NO_LEGACY_FILE, DPOptimizer
 from keras_adaclip.sampling import SourceBatches, from_frames, padding
 from keras_adaclip.training import run_callbacks, weights
+from keras_adaclip.training.planned_run import flattened, guard_plan
 from keras_adaclip.training.processes import refuse_disagreement
 from keras_adaclip.training.saved_state import SavedState
 from keras_adaclip.training.step_parts import keeping_metrics_only
@@ -52,8 +53,8 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             raise ValueError(
                 "A private model must be compiled with a `DPOptimizer`, or training would not be "
                 "private. Give `keras_adaclip.optimizers.AutoDPOptimizer(target_epsilon=3.0)`; for "
-                "clients, or to choose the parts, `DPOptimizer(optimizer, noise_multiplier=...)` "
-                f"with the noise of `accounting.calibrate_noise_multiplier`. Received: {optimizer=}"
+                "clients, or to choose the parts, `DPOptimizer(optimizer, target_epsilon=3.0)`. "
+                f"Received: {optimizer=}"
             )
         present = getattr(self, "optimizer", None)
         if getattr(present, "is_in_a_run", False):
@@ -322,7 +323,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
                     (each.effective_delta for each in budgets), self._private_state.delta
                 )
                 _refuse_legacy_checkpoints(given)
-                _guard_plan(given, self.optimizer)
+                guard_plan(given, self.optimizer)
                 _warn_of_monitors(given)
                 self._tell_of_search(given)
                 others = [c for c in given if not isinstance(c, _OURS)]
@@ -365,19 +366,6 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             self.train_function = self.test_function = None
 
 
-def flattened(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """Return the single callbacks; Keras makes a `CallbackList` of them again."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        if type(callbacks) is not keras.callbacks.CallbackList:
-            raise TypeError(
-                "Argument `callbacks` must be a list of callbacks or a plain `CallbackList`: `fit` "
-                "makes a list of its own, which would drop the methods of a subclass. "
-                f"Received: callbacks of type {type(callbacks).__name__}"
-            )
-        return list(callbacks.callbacks)
-    return list(keras.tree.flatten(callbacks or []))
-
-
 def _refuse_legacy_checkpoints(callbacks: list[keras.callbacks.Callback]) -> None:
     """Raise for a `ModelCheckpoint` of whole models in HDF5, which `save` would refuse later."""
     for callback in callbacks:
@@ -385,27 +373,6 @@ def _refuse_legacy_checkpoints(callbacks: list[keras.callbacks.Callback]) -> Non
             path = str(callback.filepath)
             if path.endswith(".h5") and not callback.save_weights_only:
                 raise ValueError(f"`ModelCheckpoint`: {NO_LEGACY_FILE} Received: filepath={path!r}")
-
-
-def _guard_plan(callbacks: list[keras.callbacks.Callback], optimizer: Any) -> None:
-    """Raise for callbacks that set the step size of a plan, and warn of those that cut it short."""
-    schedulers = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
-    for callback in callbacks:
-        name = type(callback).__name__
-        if optimizer.plans_steps and isinstance(callback, schedulers):
-            raise ValueError(
-                f"`{name}` sets a learning rate, and `{type(optimizer.inner_optimizer).__name__}` "
-                "plans the size of each step itself. Nothing was trained. Leave the callback out, "
-                "or give an optimizer of your own: `AutoDPOptimizer(..., optimizer='adam')`."
-            )
-        is_plan = optimizer.plans_steps or optimizer.target_epsilon is not None
-        if is_plan and isinstance(callback, keras.callbacks.EarlyStopping):
-            warnings.warn(
-                f"`{name}` may end a run that is planned to its last step: the noise is that of "
-                "all steps, and `PlannedMomentum` comes to rest in the last ones, so that stopping "
-                "early loses what was planned. Give fewer `epochs` instead.",
-                stacklevel=6,
-            )
 
 
 def _warn_of_monitors(callbacks: list[keras.callbacks.Callback]) -> None:

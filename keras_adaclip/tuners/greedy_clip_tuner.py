@@ -285,11 +285,12 @@ class GreedyClipTuner(keras_tuner.Tuner):
         clipping = getattr(optimizer, "clipping", None)
         has_norm = isinstance(clipping, FixedClipping) and not isinstance(clipping.clip_norm, list)
         is_new = isinstance(optimizer, DPOptimizer) and not optimizer.built and model.built
-        if is_new and has_norm:
+        if is_new and has_norm and optimizer.target_epsilon is None:
             return model
         raise TypeError(
             "The hypermodel must return a new private model in every call, which knows its input "
-            "shape and is compiled with a new `DPOptimizer(..., clipping=1.0)`. "
+            "shape and is compiled with a new `DPOptimizer(clipping=1.0, noise_multiplier=...)`: "
+            "a `target_epsilon` would be spent in the first epoch. "
             f"Received: {model!r} with optimizer={optimizer!r}"
         )
 
