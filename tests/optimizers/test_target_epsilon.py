@@ -1,4 +1,4 @@
-"""Tests of `DPOptimizer(target_epsilon=...)`: the noise of examples and clients planned by `fit`."""
+"""`DPOptimizer(target_epsilon=...)`: `fit` plans the noise of rows and of clients."""
 
 import keras
 import numpy as np
@@ -38,7 +38,7 @@ def test_fit_on_rows_ends_at_the_target(sampling):
     model.fit(X, Y, batch_size=12, epochs=3, sampling=sampling, verbose=0)
     assert model.optimizer.ledger.steps == 30
     assert 1.99 < model.privacy_spent(1e-3).epsilon <= 2.0
-    assert list(model.privacy_ledger)[0].noise_multiplier == model.optimizer.noise_multiplier
+    assert next(iter(model.privacy_ledger)).noise_multiplier == model.optimizer.noise_multiplier
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffle"])
