@@ -36,7 +36,8 @@ class PlainCopy(PrivacySpending):
             filepath: None, or a `.keras` file. The plain model is saved there, and the privacy
                 report beside it, as `.privacy.html` and `.privacy.json`, with the SHA-256 of the
                 file.
-            delta: Float in (0, 1), the delta of the report. It comes with `filepath` alone.
+            delta: Float in (0, 1), the delta of the report, with `filepath` alone; None as in
+                `privacy_report`.
 
         Returns:
             A `keras.Sequential` for a sequential model, otherwise a functional `keras.Model`.
@@ -51,7 +52,7 @@ class PlainCopy(PrivacySpending):
             RuntimeError: If the privacy spent is not known.
             TypeError: If the model, or a private model inside it, is of a class of your own, or
                 two classes of your layers have one name.
-            ValueError: If only one of `filepath` and `delta` is given, or one is out of range.
+            ValueError: If `delta` is given without `filepath`, or one is out of range.
 
         Example:
 
@@ -62,19 +63,19 @@ class PlainCopy(PrivacySpending):
         >>> type(plain) is keras.Sequential
         True
         """
-        if (filepath is None) != (delta is None):
+        if filepath is None and delta is not None:
             raise ValueError(
-                "The model is saved with its privacy report, for which `delta` must be given: "
-                "`model.to_keras('model.keras', delta=1e-5)`. Without a file, leave both out. "
-                f"Received: filepath={filepath!r}, delta={delta!r}"
+                "Argument `delta` is that of the report which is saved beside the file. Give "
+                f"`model.to_keras('model.keras', delta={delta!r})`, or leave it out. "
+                f"Received: filepath=None, delta={delta!r}"
             )
         if filepath is not None and Path(filepath).suffix != ".keras":
             raise ValueError(
                 f"Argument `filepath` must end in `.keras`. Received: filepath={filepath!r}"
             )
-        if delta is not None:
+        if filepath is not None:
             # A wrong delta is refused before anything is written.
-            PrivacySpent.from_ledger(self.privacy_ledger, delta)
+            PrivacySpent.from_ledger(self.privacy_ledger, self._delta_or_default(delta))
         made, is_public = self._preprocessing_in_words(), self.public_preprocessing
         if made and not is_public:
             warnings.warn(

@@ -200,8 +200,7 @@ def test_a_file_comes_with_the_report_of_the_model(tmp_path, monkeypatch):
     model = helpers.compiled()
     helpers.quiet_fit(model, X, Y, batch_size=4)
     for arguments, message in (
-        ({"filepath": "model.keras"}, "`delta` must be given"),
-        ({"delta": 1e-5}, "leave both out"),
+        ({"delta": 1e-5}, "or leave it out"),
         ({"filepath": "model.h5", "delta": 1e-5}, r"must end in `\.keras`"),
         ({"filepath": "model.keras", "delta": 2.0}, "delta"),
     ):
@@ -217,6 +216,9 @@ def test_a_file_comes_with_the_report_of_the_model(tmp_path, monkeypatch):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     for ending in (".html", ".json"):
         assert digest in path.with_suffix(f".privacy{ending}").read_text(encoding="utf-8")
+    model.to_keras(path)
+    report = json.loads((tmp_path / "model.privacy.json").read_text(encoding="utf-8"))
+    assert report["delta"] == model.privacy_spent().delta != 1e-3
 
 
 def exported_to_tensorflow(plain, path):
