@@ -285,7 +285,7 @@ class GreedyClipTuner(keras_tuner.Tuner):
         clipping = getattr(optimizer, "clipping", None)
         has_norm = isinstance(clipping, FixedClipping) and not isinstance(clipping.clip_norm, list)
         is_new = isinstance(optimizer, DPOptimizer) and not optimizer.built and model.built
-        if is_new and has_norm and optimizer.target_epsilon is None:
+        if is_new and has_norm and getattr(optimizer, "target_epsilon", None) is None:
             return model
         raise TypeError(
             "The hypermodel must return a new private model in every call, which knows its input "
