@@ -21,15 +21,15 @@ PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
     "accounting": (2_105, 14),
-    "training": (1_977, 11),
+    "training": (2_031, 12),
     "gradients": (1_821, 17),
-    "federated": (1_763, 15),
+    "federated": (1_770, 15),
     "backend": (1_623, 10),
     "examination": (1_382, 9),
-    "optimizers": (1_126, 7),
-    "tuners": (1_059, 7),
+    "optimizers": (1_172, 8),
+    "tuners": (1_060, 7),
     "sampling": (835, 7),
-    "models": (753, 7),
+    "models": (709, 7),
     "clipping": (643, 12),
     ".": (431, 7),
     "audit": (356, 4),
@@ -39,9 +39,9 @@ FOLDERS = {
     "plots": (101, 2),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 26_360
+LINES_OF_TESTS = 26_485
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (51, 706), "in a step": (36, 244)}
+EXECUTED = {"before the first step": (53, 706), "in a step": (36, 244)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
