@@ -16,8 +16,8 @@ from keras_adaclip import __version__
 
 _PLAN = """\
 Give delta, the number of examples, the batch size, and two of epsilon, epochs and noise: the third
-is solved for. Epsilon counts training alone: no choice of hyperparameters, and no other use of the
-data.
+is solved for. --true-positives, the most that an attacker finds, may take the place of epsilon.
+Epsilon counts training alone: no choice of hyperparameters, and no other use of the data.
 """
 _PLAN_EXAMPLES = """\
 examples:
@@ -25,6 +25,8 @@ examples:
     keras-adaclip plan --epsilon 3 --delta 1e-5 --examples 60000 --batch-size 1024 --epochs 40
   epsilon of a run
     keras-adaclip plan --noise 1.2 --delta 1e-5 --examples 60000 --batch-size 1024 --epochs 40
+  the least noise with which an attacker who accuses 1% of others finds at most 5% of members
+    keras-adaclip plan --true-positives 0.05 --delta 1e-5 --examples 9000 --batch-size 90 --epochs 9
   the most epochs within epsilon 3
     keras-adaclip plan --noise 1.2 --epsilon 3 --delta 1e-5 --examples 60000 --batch-size 1024
 """
@@ -107,12 +109,16 @@ def _add_plan(commands: Any) -> None:
     examples = "number of training examples, or of clients in federated training"
     parameters = "number of trainable parameters, to compare the norms of noise and signal"
     sampling = "poisson, shuffle, stream (each batch a full release) or fixed (batches of one size)"
+    found = "largest share of members that an attacker finds, in the place of --epsilon"
+    alarms = "share of others whom that attacker takes for members; default: 0.01"
     accountant = "pld (tight) or rdp; default: pld, and rdp for --sampling fixed"
     for flag, argument, kind, help_text, options in (
         ("--delta", "delta", float, _DELTA, _REQUIRED),
         ("--examples", "num_examples", int, examples, _REQUIRED),
         ("--batch-size", "batch_size", int, "expected examples (clients) a step", _REQUIRED),
         ("--epsilon", "target_epsilon", float, f"the budget{_SOLVED}", {}),
+        ("--true-positives", "max_true_positive_rate", float, found, {}),
+        ("--false-positives", "at_false_positive_rate", float, alarms, {"default": 0.01}),
         ("--epochs", "epochs", int, f"epochs, of examples / batch size steps each{_SOLVED}", {}),
         ("--noise", "noise_multiplier", float, f"noise stddev over the clipping norm{_SOLVED}", {}),
         ("--sampling", "sampling", str, f"{sampling}; default: poisson", {"default": "poisson"}),

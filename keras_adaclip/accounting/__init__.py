@@ -6,6 +6,7 @@
     saved_ledger the ledger and what else of it a file holds
     events       the events of rows and plans for `dp_accounting`, and their neighbouring relation
     accountants  epsilon of composed events, by `dp_accounting`
+    tradeoff     what an attacker can find out: the trade-off curve of composed events
     epsilon      epsilon of a plan and of a ledger
     calibrate    the least noise, the most steps and the smallest batches within a budget
     planning     the missing quantity of a planned run, and its noise beside its signal
@@ -56,6 +57,7 @@ from keras_adaclip.accounting.saved_ledger import (
     weights_in_words,
 )
 from keras_adaclip.accounting.selection import RandomSelection, RunBounds, selection_epsilon
+from keras_adaclip.accounting.tradeoff import TradeoffCurve
 
 __all__ = [
     "calibrate_noise_multiplier",
@@ -77,5 +79,6 @@ __all__ = [
     "RandomSelection",
     "RunBounds",
     "Sampling",
+    "TradeoffCurve",
     "Unit",
 ]

@@ -78,10 +78,37 @@ def composed_epsilon(
         return 0.0
     if any(isinstance(event, dp.NonPrivateDpEvent) for event, _ in events):
         return math.inf
-    without_pld = (dp.SampledWithoutReplacementDpEvent, SelectedRunsEvent)
-    if accountant == "rdp" or any(isinstance(event, without_pld) for event, _ in events):
+    composed = _pld(events, coarseness) if _has_pld(events, accountant) else None
+    epsilon = math.inf if composed is None else float(composed.get_epsilon_for_delta(delta))
+    if math.isinf(epsilon):
         return epsilon_of_divergences(composed_divergences(events), delta)
-    return _pld_epsilon(_with_one_gaussian(events), delta, coarseness)
+    if epsilon > _UNDERFLOWING_LOSS:
+        # One more bucket, so that the result of a coarser grid is above that of a finer one.
+        epsilon += coarseness * _discretization_interval(_with_one_gaussian(events))
+    return epsilon
+
+
+def composed_deltas(
+    events: CountedEvents, epsilons: Floats, accountant: str, coarseness: int = 1
+) -> Floats | None:
+    """Return delta of some events at each epsilon; None if there is no privacy loss distribution.
+
+    Args:
+        events: Pairs of an event of sensitivity 1 and its count.
+        epsilons: Epsilons of at least 0, growing.
+        accountant: `"pld"` or `"rdp"`, which has none.
+        coarseness: As for `composed_epsilon`.
+    """
+    if not events:
+        return np.zeros(len(epsilons))
+    composed = _pld(events, coarseness) if _has_pld(events, accountant) else None
+    return None if composed is None else np.asarray(composed.get_delta_for_epsilon(epsilons))
+
+
+def _has_pld(events: CountedEvents, accountant: str) -> bool:
+    """Return whether events have a privacy loss distribution that the accountant uses."""
+    without = (dp.NonPrivateDpEvent, dp.SampledWithoutReplacementDpEvent, SelectedRunsEvent)
+    return accountant == "pld" and not any(isinstance(event, without) for event, _ in events)
 
 
 def _is_truncated(event: DpEvent) -> bool:
@@ -234,19 +261,13 @@ def _with_one_gaussian(events: CountedEvents) -> CountedEvents:
     return (*others, (dp.GaussianDpEvent(1 / math.sqrt(precision)), 1))
 
 
-def _pld_epsilon(events: CountedEvents, delta: float, coarseness: int) -> float:
-    """Return epsilon by PLD, or by RDP if no grid is possible."""
+def _pld(events: CountedEvents, coarseness: int) -> Pld | None:
+    """Return the distribution of all events; None if no grid is possible."""
+    events = _with_one_gaussian(events)
     interval = coarseness * _discretization_interval(events)
-    epsilon = math.inf
-    if interval <= _COARSEST_INTERVAL:
-        composed = (_composed_pld if coarseness == 1 else _extended_pld)(events, interval)
-        epsilon = float(composed.get_epsilon_for_delta(delta))
-    if math.isinf(epsilon):
-        return epsilon_of_divergences(composed_divergences(events), delta)
-    if epsilon > _UNDERFLOWING_LOSS:
-        # One more bucket, so that the result of a coarser grid is above that of a finer one.
-        epsilon += interval
-    return epsilon
+    if interval > _COARSEST_INTERVAL:
+        return None
+    return (_composed_pld if coarseness == 1 else _extended_pld)(events, interval)
 
 
 def _discretization_interval(events: CountedEvents) -> float:

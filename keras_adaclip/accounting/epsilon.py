@@ -14,9 +14,10 @@ from typing import Self
 from keras_adaclip import _checks
 from keras_adaclip.accounting import events
 from keras_adaclip.accounting.accountants import composed_epsilon
-from keras_adaclip.accounting.events import NoiseSchedule, PlannedRun
+from keras_adaclip.accounting.events import CountedEvents, NoiseSchedule, PlannedRun
 from keras_adaclip.accounting.kinds import Sampling
 from keras_adaclip.accounting.row import LedgerRow
+from keras_adaclip.accounting.tradeoff import TradeoffCurve, composed_tradeoff
 
 ACCOUNTANTS = ("pld", "rdp")
 # A grid this much coarser is several times as fast. Epsilon grows by some tenths of a percent.
@@ -209,6 +210,7 @@ class PrivacySpent:
             selection. Empty if there was none.
         weights_unchanged: Whether the weights are those that private training left. False if
             something else has changed them, None if that is unknown.
+        events: What was released, for `tradeoff`. Left out, it knows epsilon and delta alone.
 
     Example:
 
@@ -229,6 +231,7 @@ class PrivacySpent:
     rows_per_unit: int = 0
     selection: str = ""
     weights_unchanged: bool | None = dataclasses.field(default=None, compare=False)
+    events: CountedEvents = dataclasses.field(default=(), compare=False, repr=False)
 
     @classmethod
     def from_ledger(cls, rows: Iterable[LedgerRow], delta: float, accountant: str = "pld") -> Self:
@@ -260,7 +263,27 @@ class PrivacySpent:
             unit=events.unit_label(rows),
             rows_per_unit=events.rows_per_unit(rows),
             selection=selection,
+            events=events.counted_events(rows),
         )
+
+    def tradeoff(self) -> TradeoffCurve:
+        """Return what an attacker can find out about one unit at most.
+
+        Returns:
+            The curve of true over false positive rates. It follows from the privacy loss
+            distribution of all steps. With RDP, batches of a fixed size or a search, it follows
+            from epsilon and delta alone, which its `basis` says.
+
+        Example:
+
+        >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0)
+        >>> curve = PrivacySpent.from_ledger([row.advance(3515)], delta=1e-5).tradeoff()
+        >>> print(f"{curve.best_guess():.3f}, {curve.true_positive_rate(0.01):.3f}")
+        0.565, 0.024
+        """
+        if self.steps == 0 or (self.events and self.accountant == "pld"):
+            return composed_tradeoff(self.events, self.delta)
+        return TradeoffCurve((self.epsilon,), (self.delta,))
 
     def __str__(self) -> str:
         if self.steps == 0:
@@ -319,3 +342,12 @@ def rounded_up(value: float, digits: int = 5) -> str:
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
     return f"{math.ceil(value / unit) * unit:.{digits}g}"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, rounded up.
+
+    Args:
+        share: The share, between 0 and 1.
+    """
+    return f"{math.ceil(1000 * share - 1e-9) / 10:g}%"

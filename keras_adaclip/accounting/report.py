@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any, Self
 
 from keras_adaclip._checks import check_between_0_and_1, check_choice
-from keras_adaclip.accounting.epsilon import ledger_epsilon, rounded_up, selections_in_words
-from keras_adaclip.accounting.events import REPLACE_ONE, neighboring_relation, unit_label
-from keras_adaclip.accounting.groups import gaussian_mu, group_epsilon
+from keras_adaclip.accounting.epsilon import PrivacySpent, ledger_epsilon, rounded_up
+from keras_adaclip.accounting.events import REPLACE_ONE, unit_label
+from keras_adaclip.accounting.groups import group_epsilon
 from keras_adaclip.accounting.kinds import Sampling, Unit
 from keras_adaclip.accounting.report_words import ReportInWords
 from keras_adaclip.accounting.row import LedgerRow
 from keras_adaclip.accounting.saved_ledger import read_saved_privacy
 from keras_adaclip.accounting.selection import RandomSelection
+from keras_adaclip.accounting.tradeoff import TradeoffCurve
 
-_FORMAT, _VERSION = "keras_adaclip.PrivacyReport", 1
+_FORMAT, _VERSION = "keras_adaclip.PrivacyReport", 2
 GROUP_SIZES = (2, 5, 10)
 _SUFFIXES = (".html", ".json", ".md", ".txt")
-_DERIVED = ("steps", "protection", "meaning", "assumptions", "not_covered")
+_DERIVED = ("steps", "summary", "protection", "meaning", "assumptions", "not_covered")
 _SOFTWARE = ("keras_adaclip", "dp-accounting", "numpy")
 
 
@@ -47,7 +48,14 @@ class PrivacyReport(ReportInWords):
         epsilon_without_amplification: Epsilon if the batches had been shuffled passes; infinite if
             unknown, because a search has selected the model.
         group_epsilons: For a number of units of one person, epsilon for the person.
-        gaussian_mu: The shift of the Gaussian mechanism with this epsilon at this delta.
+        best_guess: The largest probability of a right guess whether a unit was in the data, if that
+            is as likely as not.
+        true_positive_rates: For a false positive rate, the largest true positive rate of a test of
+            whether a unit was in the data.
+        gaussian_mu: Mu of Gaussian differential privacy, an upper bound; see `TradeoffCurve.mu`.
+        gaussian_mu_gap: The most by which the true positive rate that mu allows exceeds the bound.
+        risk_basis: `"pld"` if these four follow from the privacy loss distribution of all steps,
+            `"pair"` if they follow from the epsilon to quote and delta alone.
         epsilon_with_selection: Epsilon of the best of a random number of such runs, the one to
             quote if the run was chosen in this way; None if it was not.
         versions: The versions of the software, by name.
@@ -57,35 +65,37 @@ class PrivacyReport(ReportInWords):
         seeds: Whether noise and sampling can be reproduced, in words.
         tuning: What choosing hyperparameters cost, in words.
         preprocessing: Layers whose tables or moments `adapt` has made from data, in words.
+        public_changes: Changes of the weights after private training that touched no private data,
+            in the user's words.
         weights: Digest of the model's weights, and whether they are those that private training
             left, in words.
         model_name: Name of the model.
         model_file: Name of a file of the model; None if none was given.
         model_file_sha256: SHA-256 of that file; None if none was given.
         data_description: Which data the model was trained on, in the user's words.
+        statements: What else the user states, by topic.
         date: When the report was made, UTC, as ISO 8601. Reports of the same facts are equal.
 
     Example:
 
     >>> row = LedgerRow.open(Sampling.POISSON, 256, 60_000, noise_multiplier=1.0).advance(3515)
     >>> report = PrivacyReport.from_ledger([row], delta=1e-5, group_sizes=())
-    >>> print(report.to_text().split("model  ")[0].strip())
+    >>> print(report.to_text().split("- A test")[0])
     Privacy report
+    <BLANKLINE>
+    In short:
+    - If it is as likely as not that one particular example was in the training data, someone who
+    sees all that was released guesses right at most 56.6% of the time. A coin is right 50% of the
+    time.
+    >>> for name, value in report.rows()[:7]:
+    ...     print(f"{name:<25}  {value}")
     epsilon                    1.3513 at delta = 1e-05 (PLD)
     by Rényi divergences       1.5597
     without amplification      23.347
-    mu of Gaussian DP          0.35232
-    unit                       example
-    neighbouring data sets     one unit is added or removed
+    right guess, at most       56.6%
+    members found, at most     2.4% at 1% false alarms, 0.4% at 0.1% false alarms
+    mu of Gaussian DP          0.359, up to 1.2% above the curve at rates from 1e-06
     steps                      3,515
-    mechanism                  poisson: 3,515 steps, batches of 256 of 60,000, q = 0.004267, z = 1
-    clipping                   not known here
-    seeds                      not known here
-    tuning                     none is counted: epsilon is that of the training run alone
-    weights                    not known here
-    >>> print(report.meaning[2])
-    An attacker to whom it is as likely as not that the example was used, and who then sees all
-    this, guesses right with probability at most 79.5%. A blind guess is right with probability 50%.
     """
 
     @classmethod
@@ -99,6 +109,7 @@ class PrivacyReport(ReportInWords):
         selection: RandomSelection | None = None,
         versions: Mapping[str, str] | None = None,
         model_file: str | os.PathLike[str] | None = None,
+        statements: Mapping[str, str] | None = None,
         **facts: Any,
     ) -> Self:
         """Return the report of what a ledger says has run.
@@ -113,8 +124,10 @@ class PrivacyReport(ReportInWords):
             selection: How this run was chosen from a random number of runs like it, if it was.
             versions: Versions of further software, by name.
             model_file: A file of the model, whose name and SHA-256 the report states.
+            statements: What you state on topics such as `"trust model"`, by topic. The report adds
+                it to what the library knows of the topic.
             **facts: `clipping`, `seeds`, `weights`, `tuning` (unless an epsilon here counts it),
-                `model_name` and `data_description`: texts of the report.
+                `public_changes`, `model_name` and `data_description`: texts of the report.
 
         Returns:
             The report.
@@ -132,9 +145,11 @@ class PrivacyReport(ReportInWords):
         unit = check_choice("unit", unit, [each.label for each in Unit])
         unit = unit_label(rows, unit)
         group_sizes = () if unit == "person" else group_sizes
-        epsilon, relation = ledger_epsilon(rows, delta), neighboring_relation(rows)
+        spent = PrivacySpent.from_ledger(rows, delta)
+        relation, selected = spent.neighboring_relation, spent.selection
         passes = [_without_amplification(row, relation) for row in rows]
-        selected = selections_in_words(rows)
+        chosen = None if selection is None else selection.epsilon(rows, delta)
+        curve = spent.tradeoff() if not chosen else TradeoffCurve((chosen,), (delta,))
         choices = [f"counted: {selected}"] if selected else []
         if selection is not None:
             choices.append(f"{selection}, each like this one")
@@ -145,16 +160,21 @@ class PrivacyReport(ReportInWords):
             unit=unit,
             neighboring_relation=relation,
             mechanisms=rows,
-            epsilon_pld=epsilon,
+            epsilon_pld=spent.epsilon,
             epsilon_rdp=ledger_epsilon(rows, delta, "rdp"),
             epsilon_without_amplification=math.inf if selected else ledger_epsilon(passes, delta),
             group_epsilons={size: group_epsilon(rows, delta, size) for size in group_sizes},
-            gaussian_mu=gaussian_mu(epsilon, delta) if rows else 0.0,
-            epsilon_with_selection=None if selection is None else selection.epsilon(rows, delta),
+            best_guess=curve.best_guess(),
+            true_positive_rates={rate: curve.true_positive_rate(rate) for rate in (0.01, 0.001)},
+            gaussian_mu=curve.mu,
+            gaussian_mu_gap=curve.mu_gap,
+            risk_basis=curve.basis,
+            epsilon_with_selection=chosen,
             versions=_with_own_versions(versions or {}),
             model_file=None if model_file is None else Path(model_file).name,
             model_file_sha256=None if model_file is None else _sha256(model_file),
             at_target=at_target,
+            statements={str(name): str(text) for name, text in (statements or {}).items()},
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             **{name: str(text) for name, text in facts.items() if text},
         )
@@ -168,6 +188,7 @@ class PrivacyReport(ReportInWords):
         group_sizes: Sequence[int] = GROUP_SIZES,
         selection: RandomSelection | None = None,
         data_description: str | None = None,
+        statements: Mapping[str, str] | None = None,
     ) -> Self:
         """Return the report of a saved model. No layer is built, and no code of the model runs.
 
@@ -177,6 +198,7 @@ class PrivacyReport(ReportInWords):
             group_sizes: Numbers of units of one person for which epsilon is given.
             selection: How this run was chosen from a random number of runs like it, if it was.
             data_description: Which data the model was trained on, in the user's words.
+            statements: What you state on further topics, by topic.
 
         Returns:
             The report, with the name and the SHA-256 of the file.
@@ -195,6 +217,7 @@ class PrivacyReport(ReportInWords):
             weights=saved.weights,
             model_file=path,
             data_description=data_description,
+            statements=statements,
             **saved.facts,
         )
 
@@ -203,9 +226,10 @@ class PrivacyReport(ReportInWords):
         values = dataclasses.asdict(self)
         values |= {name: getattr(self, name) for name in _DERIVED}
         values["mechanisms"] = tuple(row.to_dict() for row in self.mechanisms)
-        groups = {str(size): _plain(each) for size, each in self.group_epsilons.items()}
+        for name in ("group_epsilons", "true_positive_rates"):
+            values[name] = {str(key): _plain(each) for key, each in values[name].items()}
         plain = {name: _plain(value) for name, value in values.items()}
-        return {"format": _FORMAT, "version": _VERSION, **plain, "group_epsilons": groups}
+        return {"format": _FORMAT, "version": _VERSION, **plain}
 
     def to_json(self) -> str:
         """Return the report as JSON. `docs/report.md` lists the fields."""

@@ -4,17 +4,11 @@ The words say what epsilon and delta mean, what they ask of people, and what the
 document is one file, which loads nothing and runs nothing. It prints on two pages of A4 if few
 mechanisms ran.
 
-An (epsilon, delta)-private training bounds every test of whether a unit was in the data, with a
-true positive rate t and a false positive rate f:
-
-    t <= e^epsilon f + delta,    1 - f <= e^epsilon (1 - t) + delta
-
-The best guess between two equally likely cases is then right with probability at most
-(e^epsilon + delta) / (1 + e^epsilon).
+What an attacker can find out at most follows from the trade-off curve: see `tradeoff`.
 
 References:
-    Wasserman and Zhou 2010, "A statistical framework for differential privacy"; Ponomareva et al.
-    2023, "How to DP-fy ML", on the sizes of epsilon.
+    Ponomareva et al. 2023, "How to DP-fy ML", on the sizes of epsilon; Near et al. 2025, NIST SP
+    800-226, "Guidelines for evaluating differential privacy guarantees", on what a report must say.
 """
 
 import dataclasses
@@ -24,10 +18,11 @@ import math
 from collections.abc import Mapping
 from string import Template
 
-from keras_adaclip.accounting.epsilon import RELATIONS_IN_WORDS, rounded_up, unit_in_words
+from keras_adaclip.accounting.epsilon import RELATIONS_IN_WORDS, percent, rounded_up, unit_in_words
 from keras_adaclip.accounting.events import ADD_OR_REMOVE_ONE, REPLACE_ONE, ZERO_OUT, rows_per_unit
 from keras_adaclip.accounting.kinds import Sampling
 from keras_adaclip.accounting.row import LedgerRow
+from keras_adaclip.accounting.tradeoff import TradeoffCurve
 
 Rows = list[tuple[str, str]]
 # What a user states is shown as it is: no HTML, no link, no image.
@@ -70,44 +65,7 @@ _NOT_COVERED = (
 )
 _SCORES_OF_SELECTION = "Validation data whose scores decided which run was selected."
 _LARGEST_EXPONENT = 700.0
-_FALSE_POSITIVE_RATES = (0.01, 0.001)
-
-
-def best_guess(epsilon: float, delta: float) -> float:
-    """Return the largest probability of a right guess between two equally likely cases.
-
-    Args:
-        epsilon: Epsilon, at least 0; may be infinite.
-        delta: Delta, between 0 and 1.
-
-    Returns:
-        A probability between 0.5 and 1.
-    """
-    return 1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, _LARGEST_EXPONENT)))
-
-
-def most_true_positives(false_positives: float, epsilon: float, delta: float) -> float:
-    """Return the largest true positive rate of a test with a given false positive rate.
-
-    Args:
-        false_positives: The share of absent units that the test takes for present, up to 1.
-        epsilon: Epsilon, at least 0 and finite.
-        delta: Delta, between 0 and 1.
-
-    Returns:
-        A rate between 0 and 1.
-    """
-    ratio = math.exp(min(epsilon, _LARGEST_EXPONENT))
-    return min(ratio * false_positives + delta, 1.0 - (1.0 - delta - false_positives) / ratio, 1.0)
-
-
-def percent(share: float) -> str:
-    """Return a share in percent, rounded up.
-
-    Args:
-        share: The share, between 0 and 1.
-    """
-    return f"{math.ceil(1000 * share - 1e-9) / 10:g}%"
+_FLOATING_POINT = "noise is drawn in floating point; epsilon does not cover what that reveals"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +80,11 @@ class ReportInWords:
     epsilon_rdp: float
     epsilon_without_amplification: float
     group_epsilons: Mapping[int, float]
+    best_guess: float
+    true_positive_rates: Mapping[float, float]
     gaussian_mu: float
+    gaussian_mu_gap: float
+    risk_basis: str
     epsilon_with_selection: float | None
     versions: Mapping[str, str]
     at_target: str = ""
@@ -134,7 +96,9 @@ class ReportInWords:
     model_name: str = _NOT_KNOWN
     model_file: str | None = None
     model_file_sha256: str | None = None
+    public_changes: str = ""
     data_description: str = _NOT_STATED
+    statements: Mapping[str, str] = dataclasses.field(default_factory=dict)
     date: str = dataclasses.field(default="", compare=False)
 
     @property
@@ -187,8 +151,35 @@ class ReportInWords:
         )
 
     @property
+    def summary(self) -> tuple[str, ...]:
+        """What an attacker can find out at most, for those who decide about the model."""
+        if not self.mechanisms or math.isinf(self.epsilon):
+            return self.meaning[:1]
+        unit, seen = self.unit, "someone who sees all that was released"
+        texts = [
+            f"If it is as likely as not that one particular {unit} was in the training data, "
+            f"{seen} guesses right at most {percent(self.best_guess)} of the time. A coin is right "
+            "50% of the time.",
+            *(
+                f"A test that takes {100 * rate:g} in 100 {unit}s outside of the data for members "
+                f"finds at most {percent(share).removesuffix('%')} in 100 members. A "
+                f"blind guess finds {100 * rate:g}."
+                for rate, share in self.true_positive_rates.items()
+            ),
+            f"The whole training is counted, at epsilon {rounded_up(self.epsilon)} and delta "
+            f"{self.delta:g}. Later uses of the model add nothing.",
+        ]
+        if self.risk_basis == "pair":
+            texts.append(
+                "These figures follow from epsilon and delta alone, which is all that is known of "
+                "batches of a fixed size, of the best of several runs, and of very little noise. "
+                "They are those of the worst training with this epsilon and delta."
+            )
+        return tuple(texts)
+
+    @property
     def meaning(self) -> tuple[str, ...]:
-        """What epsilon and delta mean, with an attacker's best odds."""
+        """What epsilon, delta and mu mean."""
         if not self.mechanisms:
             return (NOTHING_RAN,)
         epsilon, delta, unit = self.epsilon, self.delta, self.unit
@@ -198,6 +189,7 @@ class ReportInWords:
                 "Epsilon is infinite: nothing is promised. An attacker may find out with certainty "
                 f"whether any {unit} was in the training data.",
             )
+        least = TradeoffCurve.mu_range
         one_in = f"{math.floor(1 / delta * (1 + 1e-12)):,}"
         texts = [
             f"Epsilon is at most {rounded_up(epsilon)}: whatever an attacker looks for is at most "
@@ -205,14 +197,11 @@ class ReportInWords:
             "the other.",
             f"Delta is {delta:g}, or 1 in {one_in}: a probability that may be added to each of "
             "these bounds.",
-            f"An attacker to whom it is as likely as not that the {unit} was used, and who then "
-            "sees all this, guesses right with probability at most "
-            f"{percent(best_guess(epsilon, delta))}. A blind guess is right with probability 50%.",
-            *(
-                f"A membership test with a false positive rate of {rate:.1%} has a true positive "
-                f"rate of at most {percent(most_true_positives(rate, epsilon, delta))}."
-                for rate in _FALSE_POSITIVE_RATES
-            ),
+            f"Mu is {rounded_up(self.gaussian_mu, 3)}: telling whether the {unit} was used is at "
+            "least as hard as telling two normal distributions apart whose means differ by mu "
+            "standard deviations, where the false alarms and the share of missed members are both "
+            f"at least {least:g}. At some of these rates, the bound on members found is up to "
+            f"{percent(self.gaussian_mu_gap)} of members lower than by mu.",
             "Ponomareva et al. (2023) call an epsilon of up to 1 strong, up to 10 reasonable, and "
             "above 10 weak or worse.",
         ]
@@ -284,12 +273,14 @@ class ReportInWords:
 
     def to_text(self) -> str:
         """Return the report as text."""
-        return self._written("Privacy report", "{:<25}  {}", "{}:\n", {})
+        return self._written("Privacy report\n", "", "{:<25}  {}\n", "{}:\n", {})
 
     def to_markdown(self) -> str:
         """Return the report as Markdown."""
-        head = "# Privacy report\n\n| | |\n| --- | --- |"
-        return self._written(head, "| {} | {} |", "## {}\n\n", _IN_MARKDOWN)
+        table = "## Numbers and facts\n\n| | |\n| --- | --- |\n"
+        return self._written(
+            "# Privacy report\n", table, "| {} | {} |\n", "## {}\n\n", _IN_MARKDOWN
+        )
 
     def to_html(self) -> str:
         """Return the report as a document in one file of HTML, to read and to print."""
@@ -299,21 +290,20 @@ class ReportInWords:
             + "\n</ul>"
             for title, texts in self._titled_lists().items()
         ]
-        unit = html.escape(self.unit)
         epsilon = "is infinite" if math.isinf(self.epsilon) else f"≤ {rounded_up(self.epsilon)}"
-        guess = best_guess(self.epsilon, self.delta) if self.mechanisms else 0.5
         template = importlib.resources.files("keras_adaclip.accounting").joinpath("report.html")
         return Template(template.read_text(encoding="utf-8")).substitute(
             model=html.escape(self.model_name),
             date=html.escape(self.date.replace("T", " ").replace("+00:00", " UTC")),
-            verdict=f"Epsilon {epsilon} at delta = {self.delta:g}, for one {self._unit_in_words}",
-            guess=percent(guess),
-            guess_width=f"{200 * (guess - 0.5):.1f}",
-            unit=unit,
+            epsilon=f"Epsilon {epsilon} at delta = {self.delta:g}, for one {self._unit_in_words}",
+            guess=percent(self.best_guess),
+            guess_width=f"{200 * (self.best_guess - 0.5):.1f}",
+            unit=html.escape(self.unit),
             lists="\n".join(lists),
             numbers=as_table(self._numbers()),
             facts=as_table(self._facts()),
-            identity=as_table([*self._identity(), ("made with", self._software())]),
+            review=as_table(self._review()),
+            identity=as_table(self._identity()),
         )
 
     def _repr_html_(self) -> str:
@@ -325,17 +315,18 @@ class ReportInWords:
 
     def rows(self) -> Rows:
         """Return the names and values of the table, each in one line."""
-        return [*self._numbers(), *self._facts(), *self._identity()]
+        return [*self._numbers(), *self._facts(), *self._review(), *self._identity()]
 
-    def _written(self, head: str, row: str, title: str, escapes: dict[int, str]) -> str:
-        """Return the table and the lists in lines of the given forms, with characters replaced."""
-        table = [row.format(name, value.translate(escapes)) for name, value in self.rows()]
+    def _written(self, head: str, table: str, row: str, title: str, escapes: dict[int, str]) -> str:
+        """Return the lists and the table in lines of the given forms, with characters replaced."""
         lists = [
-            title.format(name) + "\n".join(f"- {each}" for each in texts)
+            title.format(name) + "\n".join(f"- {each}" for each in texts) + "\n"
             for name, texts in self._titled_lists().items()
         ]
-        lists.append(f"Made with {self._software()}.\n")
-        return "\n".join([head, *table, "", "\n\n".join(lists).translate(escapes)])
+        rows = (row.format(*(each.translate(escapes) for each in pair)) for pair in self.rows())
+        return "\n".join(
+            [head, *(each.translate(escapes) for each in lists), table + "".join(rows)]
+        )
 
     def _numbers(self) -> Rows:
         """Every epsilon."""
@@ -349,6 +340,12 @@ class ReportInWords:
             of_one = ", one run"
             with_selection = [("with the selection", rounded_up(self.epsilon_with_selection))]
         accountant, epsilon = "RDP" if is_rdp else "PLD", rounded_up(self.epsilon_pld)
+        found = (
+            f"{percent(share)} at {100 * rate:g}% false alarms"
+            for rate, share in self.true_positive_rates.items()
+        )
+        least = f"at rates from {TradeoffCurve.mu_range:g}"
+        gap = f", up to {percent(self.gaussian_mu_gap)} above the curve {least}"
         aim = f"; {self.at_target}, for which the target was set" if self.at_target else ""
         return [
             (f"epsilon{of_one}", f"{epsilon} at delta = {self.delta:g} ({accountant}){aim}"),
@@ -359,44 +356,62 @@ class ReportInWords:
                 (f"person with {size} {self.unit}s{of_one}", rounded_up(epsilon))
                 for size, epsilon in self.group_epsilons.items()
             ),
-            (f"mu of Gaussian DP{of_one}", rounded_up(self.gaussian_mu)),
+            ("right guess, at most", percent(self.best_guess)),
+            ("members found, at most", ", ".join(found)),
+            ("mu of Gaussian DP", f"{rounded_up(self.gaussian_mu, 3)}{gap}"),
         ]
 
     def _facts(self) -> Rows:
         """Return what ran."""
         return [
-            ("unit", self._unit_in_words),
-            ("neighbouring data sets", RELATIONS_IN_WORDS[self.neighboring_relation]),
             ("steps", f"{self.steps:,}"),
             *(("mechanism", str(mechanism)) for mechanism in self.mechanisms),
-            *((name, _line(getattr(self, name))) for name in ("clipping", "seeds", "tuning")),
+            ("clipping", _line(self.clipping)),
         ]
+
+    def _review(self) -> Rows:
+        """Return what NIST SP 800-226 asks: what the library knows, and what the user states."""
+        numbers = {f"{row.num_examples:,}": "" for row in self.mechanisms if row.num_examples}
+        ran = sorted({each for row in self.mechanisms for each in row.samplings})
+        made = f"tables made from data: {self.preprocessing}; " if self.preprocessing else ""
+        texts = {
+            "unit": self._unit_in_words,
+            "neighbouring data sets": RELATIONS_IN_WORDS[self.neighboring_relation],
+            f"number of {self._part}s": f"{', '.join(numbers) or 'unknown'}; public, not protected",
+            "trust model": "central: whoever runs the training is trusted with the data",
+            "sampling": "; ".join(each.describe() for each in ran) or "none",
+            "tuning": self.tuning,
+            "other data": f"{made}data beside those of the steps are not counted",
+            "randomness": self.seeds,
+            "floating point": _FLOATING_POINT,
+        }
+        for name, text in self.statements.items():
+            texts[name] = f"{texts.get(name, '')}; as stated: {text}".removeprefix("; ")
+        return [(_line(name), _line(text)) for name, text in texts.items()]
 
     def _identity(self) -> Rows:
         """Return what the report is about."""
-        file = "not stated"
+        file, declared = "not stated", self.public_changes and "; public steps since, as declared: "
         if self.model_file is not None:
             file = f"{self.model_file}, SHA-256 {self.model_file_sha256}"
         return [
-            ("weights", self.weights),
+            ("weights", _line(f"{self.weights}{declared}{self.public_changes}")),
             ("model", _line(self.model_name)),
             ("file", _line(file)),
             ("data, as stated", _line(self.data_description)),
             ("date", self.date),
+            ("made with", ", ".join(f"{name} {each}" for name, each in self.versions.items())),
         ]
 
     def _titled_lists(self) -> dict[str, tuple[str, ...]]:
         """Return all that is said in sentences, by title."""
         return {
+            "In short": self.summary,
             "What is protected, and from whom": self.protection,
             "What epsilon means": self.meaning,
             "Assumptions: who must have done what": self.assumptions,
             "Not covered by epsilon": self.not_covered,
         }
-
-    def _software(self) -> str:
-        """Return the versions in one line."""
-        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
 
 def _ratio(epsilon: float) -> str:

@@ -34,7 +34,9 @@ _OPTIMIZER = "optimizer"
 _MOST_NUMBERS = 1 << 26
 # Keras does not compress the weights. Beyond this, a small file would fill the memory.
 _MOST_EXPANSION = 100
-_TEXTS = ("unit", "clipping", "seeds", "tuning", "preprocessing", "model_name")
+_TEXTS = ("unit", "clipping", "seeds", "tuning", "model_name")
+# Files of version 0.3 have none of these.
+_LATER_TEXTS = ("preprocessing", "public_changes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +131,8 @@ def facts_from_array(values: npt.NDArray[Any]) -> dict[str, Any]:
     try:
         facts = json.loads(values.astype(np.uint8).tobytes())
         versions = {_printable(name): _printable(each) for name, each in facts["versions"].items()}
-        facts.setdefault("preprocessing", "")  # Files of version 0.3 have none.
         texts = {name: _printable(facts[name]) for name in _TEXTS}
+        texts |= {name: _printable(facts.get(name, "")) for name in _LATER_TEXTS}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"The privacy ledger is damaged: {FACTS_KEY!r} must be the facts of a model. "

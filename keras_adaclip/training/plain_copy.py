@@ -89,6 +89,7 @@ class PlainCopy(PrivacySpending):
         copies = [*plain.variables, *keras_private.flatten_layers(plain)]
         weights.put_on_account(copies, Account(self.privacy_ledger))
         weights.from_array(plain.weights, weights.to_array(self))
+        weights.note_public_changes(plain.weights, weights.public_changes(self.weights))
         if filepath is not None:
             plain.save(filepath)
             report = self.privacy_report(delta, model_file=filepath)

@@ -279,6 +279,7 @@ class SavedState(PlainCopy):
         known = {} if facts is None else facts_from_array(facts)
         tuning = known.get("tuning", NO_TUNING)
         self.public_preprocessing |= known.get("preprocessing") == STATED_PUBLIC
+        weights.note_public_changes(self.weights, known.get("public_changes", ""))
         self._load_privacy_state(state)
         if self.tuning == NO_TUNING:
             self.tuning = tuning

@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -191,7 +191,8 @@ class PrivacySpending(_MixedIn):
             warnings.warn(
                 f"The weights of model {self.name!r} are not those that its private training "
                 "left: something outside of it has changed them. Epsilon covers the training "
-                "alone. It holds for these weights too if the change touched no private data.",
+                "alone. It holds for these weights too if the change touched no private data: "
+                "`model.declare_public_change('what it was')` says so.",
                 stacklevel=2,
             )
         delta = self._delta_or_default(delta)
@@ -205,6 +206,7 @@ class PrivacySpending(_MixedIn):
         selection: RandomSelection | None = None,
         *,
         data_description: str | None = None,
+        statements: Mapping[str, str] | None = None,
         model_file: str | os.PathLike[str] | None = None,
     ) -> PrivacyReport:
         """Return a report of the privacy that training has spent so far.
@@ -218,6 +220,8 @@ class PrivacySpending(_MixedIn):
             selection: How this run was chosen from a random number of runs, if it was. The report
                 then has the epsilon of the selection too.
             data_description: Which data the model was trained on, in your words.
+            statements: What you state on further topics, such as `"trust model"`, by topic. The
+                report adds it to what the library knows of the topic.
             model_file: A file that this model was saved to. The report states its name and its
                 SHA-256, and does not compare it with the model.
 
@@ -235,9 +239,27 @@ class PrivacySpending(_MixedIn):
             selection=selection,
             weights=weights.digests_in_words(self.weights),
             data_description=data_description,
+            statements=statements,
             model_file=model_file,
             **self._facts(),
         )
+
+    def declare_public_change(self, reason: str) -> None:
+        """State that what has changed the weights since private training touched no private data.
+
+        The present weights then count as those that private training left, and reports name the
+        reason. It was not checked. Call it after the change, and before training goes on.
+
+        Args:
+            reason: What the change was, in your words: `"rounded to int8"`.
+
+        Raises:
+            ValueError: If the reason is no text or empty, or no weight has changed since private
+                training.
+        """
+        if not isinstance(reason, str) or not reason.strip():
+            raise ValueError(f"Argument `reason` must be a text. Received: reason={reason!r}")
+        weights.declare_public_change(self.weights, " ".join(reason.split()))
 
     def _facts(self) -> dict[str, Any]:
         """Return what the report says of the model besides its ledger and weights, by argument."""
@@ -257,6 +279,7 @@ class PrivacySpending(_MixedIn):
             "unit": self.privacy_unit,
             "tuning": self.tuning,
             "preprocessing": self._preprocessing_in_words(),
+            "public_changes": weights.public_changes(self.weights),
             "model_name": self.name,
             "versions": {
                 **software_versions(),

@@ -1,4 +1,4 @@
-"""What a weight remembers of its training: whose ledger counts it, and its digest.
+"""What a weight remembers of its training: whose ledger counts it, its digest, public changes.
 
 Another model that is built on the same weights finds their ledger by them. Layers remember it too,
 for weights that replace trained ones, as those of `quantize` do.
@@ -23,6 +23,7 @@ from keras_adaclip.backend import keras_private
 from keras_adaclip.optimizers import Account
 
 _ACCOUNT, _DIGEST = "_keras_adaclip_account", "_keras_adaclip_digest"
+_PUBLIC = "_keras_adaclip_public_changes"
 # The mark of a weight that private training changes at present.
 _IN_RUN = bytes([1]) * DIGEST_SIZE
 
@@ -80,6 +81,40 @@ def weights_are_unchanged(weights: Sequence[keras.Variable]) -> bool | None:
     if False in unchanged:
         return False
     return None if None in unchanged or not unchanged else True
+
+
+def declare_public_change(weights: Sequence[keras.Variable], reason: str) -> None:
+    """Remember the present values of changed weights as those that training left, and the reason.
+
+    Args:
+        weights: The weights of a model.
+        reason: Why the change touched no private data, in the user's words.
+
+    Raises:
+        ValueError: If no weight has changed since private training.
+    """
+    changed = [variable for variable in weights if _is_unchanged(variable) is False]
+    if not changed:
+        raise ValueError(
+            "No weight is known to have changed since private training. Declare a public change "
+            f"after it, and before training goes on. Received: reason={reason!r}"
+        )
+    for variable in changed:
+        _remember(variable, _digest(variable))
+    note_public_changes(changed, reason)
+
+
+def note_public_changes(weights: Sequence[keras.Variable], reasons: str) -> None:
+    """Let weights remember public changes, in words."""
+    for variable in weights if reasons else ():
+        noted = (*getattr(variable, _PUBLIC, ()), *reasons.split("; "))
+        keras_private.set_attribute(variable, _PUBLIC, tuple(dict.fromkeys(noted)))
+
+
+def public_changes(weights: Sequence[keras.Variable]) -> str:
+    """Return the public changes that weights remember, in words; empty if there are none."""
+    noted = (reason for variable in weights for reason in getattr(variable, _PUBLIC, ()))
+    return "; ".join(dict.fromkeys(noted))
 
 
 def digests_in_words(weights: Sequence[keras.Variable]) -> str:

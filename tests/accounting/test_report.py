@@ -16,6 +16,7 @@ from keras_adaclip.accounting import (
     Ledger,
     LedgerRow,
     PrivacyReport,
+    PrivacySpent,
     RandomSelection,
     Sampling,
     Unit,
@@ -44,7 +45,12 @@ def test_numbers_are_those_of_the_ledger():
     without = compute_epsilon(2.0, 6_000, 256, steps=60, delta=DELTA, sampling="shuffle")
     assert found.epsilon_without_amplification == without > found.epsilon_pld
     assert found.group_epsilons == {2: group_epsilon([POISSON], DELTA, 2)}
-    assert found.gaussian_mu == gaussian_mu(found.epsilon_pld, DELTA)
+    curve = PrivacySpent.from_ledger([POISSON], DELTA).tradeoff()
+    assert (found.gaussian_mu, found.gaussian_mu_gap) == (curve.mu, curve.mu_gap)
+    assert found.gaussian_mu > gaussian_mu(found.epsilon_pld, DELTA)  # Of one point of the curve.
+    assert (found.best_guess, found.risk_basis) == (curve.best_guess(), "pld")
+    rates = {rate: curve.true_positive_rate(rate) for rate in (0.01, 0.001)}
+    assert found.true_positive_rates == rates
     assert found.epsilon_with_selection is None
     of_whom = (found.steps, found.unit, found.neighboring_relation)
     assert of_whom == (60, "example", "add_or_remove_one")
@@ -72,7 +78,8 @@ def test_every_format_holds_all_of_it(tmp_path):
         texts[suffix] = (tmp_path / f"report{suffix}").read_text(encoding="utf-8")
     assert texts[".txt"] == str(found)
     assert "61 steps, batches of 100 of 6,000, z = 5, 2 releases" in texts[".txt"]
-    for line in (*found.protection, *found.meaning, *found.assumptions, *found.not_covered):
+    sentences = (*found.summary, *found.protection)
+    for line in (*sentences, *found.meaning, *found.assumptions, *found.not_covered):
         assert f"- {line}\n" in texts[".txt"]
         assert f"- {line}\n" in texts[".md"]
         assert f"<li>{html.escape(line)}</li>" in texts[".html"]
@@ -87,17 +94,18 @@ def test_every_format_holds_all_of_it(tmp_path):
     assert re.search(loads, texts[".html"]) is None
     # Each field of the JSON is documented.
     read = json.loads(texts[".json"])
-    assert (read["format"], read["version"]) == ("keras_adaclip.PrivacyReport", 1)
+    assert (read["format"], read["version"]) == ("keras_adaclip.PrivacyReport", 2)
     for name in ("epsilon_pld", "epsilon_with_selection", "clipping"):
         assert read[name] == getattr(found, name)
     assert read["group_epsilons"] == {"2": found.group_epsilons[2]}
+    assert set(read["true_positive_rates"]) == {"0.01", "0.001"}
     names = ("sampling", "sampling_probability", "steps", "releases", "noise_multiplier")
     mechanisms = [tuple(row[name] for name in names) for row in read["mechanisms"]]
     poisson = ("poisson", 256 / 6_000, 60, 60, 2.0)
     assert mechanisms == [poisson, ("shuffle", None, 61, 2, 5.0)]
     assert {"keras", "dp-accounting", "keras_adaclip", "numpy"} <= set(read["versions"])
     fields = {field.name for field in dataclasses.fields(PrivacyReport)}
-    sentences = {"protection", "meaning", "assumptions", "not_covered"}
+    sentences = {"summary", "protection", "meaning", "assumptions", "not_covered"}
     assert set(read) == fields | sentences | {"format", "version", "steps"}
     documented = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
     names = (*read, *read["mechanisms"][0])
@@ -109,18 +117,20 @@ def test_every_format_holds_all_of_it(tmp_path):
 def test_what_a_user_states_is_shown_as_it_is():
     stated = "<img src=x onerror=alert(1)> & $guess | [link](http://x) \\| \\[y](http://y)\nnext"
     names = ("data_description", "model_name", "clipping", "seeds", "tuning")
-    found = report(POISSON, **dict.fromkeys(names, stated), versions={"<b>": "<i>"})
+    stated_too = {"statements": {"trust model": stated, stated: "<i>"}}
+    found = report(POISSON, **dict.fromkeys(names, stated), versions={"<b>": "<i>"}, **stated_too)
     shown = stated.replace("\n", " ")
     for text in (found.to_html(), found._repr_html_()):
         assert "<img" not in text
         assert "<i>" not in text.replace('<div class="scale"><i>', "")
-        assert text.count(html.escape(shown)) >= len(names)
+        assert text.count(html.escape(shown)) >= len(names) + 2
     markdown = found.to_markdown()
     assert "<img" not in markdown
     assert "<i>" not in markdown
-    link = r"\| \[link\](http://x) \\\| \\\[y\](http://y) next |" + "\n"
-    assert markdown.count(link) == len(names)
-    assert str(found).count(shown) == len(names)
+    link = r"\| \[link\](http://x) \\\| \\\[y\](http://y) next |"
+    assert markdown.count(link + "\n") == len(names) + 1
+    assert markdown.count(link) == len(names) + 2
+    assert str(found).count(shown) == len(names) + 2
 
 
 def test_the_identity_of_model_and_data(tmp_path):
@@ -138,21 +148,28 @@ def test_the_identity_of_model_and_data(tmp_path):
     assert (report().model_file, report().data_description) == (None, "not stated")
 
 
-@pytest.mark.parametrize("delta", [1e-5, 0.1])
-@pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0, 30.0, math.inf])
-def test_the_odds_of_an_attacker_are_those_of_the_best_test(epsilon, delta):
-    """The randomized response of Kairouz et al. 2015 attains every (epsilon, delta)."""
-    share = 1.0 if epsilon == math.inf else 1.0 / (1.0 + math.exp(-epsilon))
-    present = np.array([delta, (1 - delta) * share, (1 - delta) * (1 - share), 0.0])
-    absent = present[::-1]
-    # The best tests accuse the outcomes of the largest ratios, the last of them at times.
-    rates = np.concatenate([[0.0], np.cumsum(absent)])
-    for rate in (0.0, 0.001, 0.01, 0.5, 1.0):
-        best = np.interp(rate, rates[1:], np.cumsum(present))
-        if epsilon < math.inf:
-            assert report_words.most_true_positives(rate, epsilon, delta) == pytest.approx(best)
-    right = (present[:2].sum() + absent[2:].sum()) / 2
-    assert report_words.best_guess(epsilon, delta) == pytest.approx(right)
+def test_the_report_leads_with_the_risk_and_answers_what_nist_asks():
+    stated = {"trust model": "the hospital", "retention": "two years"}
+    found = report(POISSON, SHUFFLED, statements=stated, public_changes="rounded")
+    text = str(found)
+    guess = report_words.percent(found.best_guess)
+    assert text.split("\n- ")[1].startswith("If it is as likely as not that one particular example")
+    assert f"guesses right at most {guess} of the time" in text.split("\n- ")[1]
+    assert f"<b>{guess}</b>" in found.to_html()
+    rows = dict(found.rows())
+    assert rows["right guess, at most"] == guess
+    assert rows["members found, at most"].startswith(
+        report_words.percent(found.true_positive_rates[0.01]) + " at 1% false alarms, "
+    )
+    topics = ("unit", "neighbouring data sets", "tuning", "other data", "randomness")
+    assert all(rows[topic] for topic in (*topics, "floating point"))
+    assert rows["number of examples"] == "6,000; public, not protected"
+    assert rows["trust model"].startswith("central: ")
+    assert rows["trust model"].endswith("; as stated: the hospital")
+    assert rows["retention"] == "as stated: two years"
+    assert "independently" in rows["sampling"]
+    assert "shuffled" in rows["sampling"]
+    assert rows["weights"].endswith("; public steps since, as declared: rounded")
 
 
 @pytest.mark.parametrize("unit", Unit)
@@ -205,5 +222,7 @@ def test_nothing_ran_and_no_noise():
     assert "with certainty" in found.meaning[0]
     assert "is infinite" in found.to_html()
     assert report().meaning == (report_words.NOTHING_RAN,)
+    assert report().summary == (report_words.NOTHING_RAN,)
+    assert "with certainty" in found.summary[0]
     assert "50%</b>" in report().to_html()
     assert "epsilon                    inf at delta" in found.to_text()

@@ -55,7 +55,7 @@ def saved(model, tmp_path_factory):
 
 def test_model_file_weights_and_command_have_one_report(model, saved, tmp_path, capsys):
     selection = RandomSelection(10, "logarithmic")
-    stated = {"group_sizes": (), "data_description": "all ones"}
+    stated = {"group_sizes": (), "data_description": "all ones", "statements": {"a": "b"}}
     expected = model.privacy_report(DELTA, model_file=saved, selection=selection, **stated)
     assert expected.epsilon_pld == model.privacy_spent(DELTA).epsilon
     assert expected.epsilon_rdp == model.privacy_spent(DELTA, "rdp").epsilon
@@ -86,7 +86,10 @@ def test_the_command_prints_or_writes_the_report_of_a_file(model, saved, tmp_pat
     words = ["report", str(saved), "--delta", str(DELTA), "--data-description", "all ones"]
     words += ["--mean-trials", "10", "--distribution", "logarithmic"]
     assert main(words) == 0
-    assert capsys.readouterr().out.startswith("Privacy report\nepsilon, one run ")
+    out = capsys.readouterr().out
+    assert out.startswith("Privacy report\n\nIn short:\n- If it is as likely as not ")
+    assert "\n\nepsilon, one run " in out
+    assert "\ntrust model                central: " in out
     assert main([*words, "--format", "html"]) == 0
     printed = capsys.readouterr().out
     assert without_date(printed) == without_date(expected.to_html())
@@ -167,6 +170,42 @@ def test_changed_weights_and_lost_facts_of_a_file_are_told(model, tmp_path):
     for name in ("privacy_facts", "privacy_weights_digests"):
         with pytest.raises(ValueError, match="only a part of one"):
             read_saved_privacy(changed(path, lambda file, name=name: file.pop(f"{LEDGER}/{name}")))
+
+
+def test_a_public_change_is_declared_and_kept(tmp_path):
+    model, fit = one_step_model()
+    with pytest.raises(ValueError, match="No weight is known to have changed"):
+        model.declare_public_change("nothing yet")
+    fit()
+    with pytest.raises(ValueError, match="No weight is known to have changed"):
+        model.declare_public_change("nothing yet")
+    model.layers[0].kernel.assign(np.round(model.get_weights()[0], 1) + 0.5)
+    with helpers.warns("declare_public_change"):
+        assert model.privacy_spent(DELTA).weights_unchanged is False
+    for wrong in (3, " "):
+        with pytest.raises(ValueError, match="`reason` must"):
+            model.declare_public_change(wrong)
+    model.declare_public_change("rounded to one\ndecimal")
+    assert model.privacy_spent(DELTA).weights_unchanged is True
+    # It covers no later change.
+    model.layers[0].kernel.assign(np.zeros((3, 3)))
+    assert "NOT those" in model.privacy_report(DELTA, ()).weights
+    model.declare_public_change("set to zero")
+    fit()  # Changes between two private runs stay declared.
+    reasons = "rounded to one decimal; set to zero"
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    reports = [each.privacy_report(DELTA, ()) for each in (model, loaded)]
+    reports.append(PrivacyReport.from_file(path, DELTA, group_sizes=()))
+    for report in reports:
+        assert report.public_changes == reasons
+        assert (
+            f"; those that private training left; public steps since, as declared: {reasons}"
+            in (str(report))
+        )
+    again = ka.privatize(model.to_keras())
+    assert again.privacy_report(DELTA, ()).public_changes == reasons
 
 
 def test_a_former_value_that_stands_elsewhere_in_a_file_hides_no_change(tmp_path):

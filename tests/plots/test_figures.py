@@ -108,3 +108,17 @@ def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install keras-adaclip\[plots\]"):
         ka.plots.history(HISTORY)
+
+
+def test_the_trade_off_curve_is_drawn_above_a_blind_guess(tmp_path):
+    curve = ka.accounting.TradeoffCurve((1.0,), (1e-5,))
+    figure = ka.plots.tradeoff({"the bound": curve}, tmp_path / "curve.png")
+    (axes,) = figure.axes
+    shown = drawn(axes)
+    assert list(shown) == ["the bound", "a blind guess"]
+    assert np.all(np.array(shown["the bound"]) >= shown["a blind guess"])
+    assert shown["the bound"] == list(curve.true_positive_rate(axes.lines[0].get_xdata()))
+    assert (tmp_path / "curve.png").stat().st_size > 0
+    several = ka.plots.tradeoff({"one": curve, "two": curve}, title="", ax=axes)
+    assert [line.get_label() for line in axes.lines][-3:] == ["one", "two", "a blind guess"]
+    assert several is figure
