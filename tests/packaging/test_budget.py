@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
-    "accounting": (2_105, 14),
-    "training": (2_031, 12),
+    "accounting": (2_307, 15),
+    "training": (2_059, 12),
     "gradients": (1_821, 17),
     "federated": (1_770, 15),
     "backend": (1_623, 10),
@@ -31,15 +31,15 @@ FOLDERS = {
     "sampling": (835, 7),
     "models": (709, 7),
     "clipping": (643, 12),
-    ".": (431, 7),
+    ".": (437, 7),
     "audit": (356, 4),
     "integrations": (352, 6),
     "callbacks": (233, 4),
     "schedules": (170, 2),
-    "plots": (101, 2),
+    "plots": (132, 3),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 26_485
+LINES_OF_TESTS = 26_782
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
 EXECUTED = {"before the first step": (53, 708), "in a step": (36, 244)}
 # How much smaller than its row a figure may be.
