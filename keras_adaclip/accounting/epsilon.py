@@ -302,8 +302,7 @@ class PrivacySpent:
             f"Neighbouring data sets: {RELATIONS_IN_WORDS[self.neighboring_relation]}.",
             f"Sampling: {kinds}.",
         ]
-        if self.unit != "example":
-            sentences.append(f"A unit is one {unit_in_words(self.unit, self.rows_per_unit)}.")
+        sentences.append(f"A unit is one {unit_in_words(self.unit, self.rows_per_unit)}.")
         if self.selection:
             sentences.append(f"Selection: {self.selection}.")
         if self.weights_unchanged is False:

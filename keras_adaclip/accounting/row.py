@@ -360,9 +360,12 @@ class LedgerRow(Mechanism):
         most = f" (at most {self.max_batch_size:,})" if self.max_batch_size else ""
         size += f", up to {self.rows_per_unit:,} of one person" if self.rows_per_unit else ""
         q, releases = self.to_dict()["sampling_probability"], self.releases
+        sizes = f", {drawn} of {self.expected_batch_size:,}{most} of {size}"
+        sizes += "" if q is None else f", q = {q:.4g}"
+        if q == 1.0 and not most:
+            sizes = f" over all {size}"
         return (
-            f"{self.label}: {self.steps:,} step{'s' * (self.steps != 1)}, {drawn} of "
-            f"{self.expected_batch_size:,}{most} of {size}{'' if q is None else f', q = {q:.4g}'}, "
+            f"{self.label}: {self.steps:,} step{'s' * (self.steps != 1)}{sizes}, "
             f"z = {self.noise_multiplier:.6g}"
             f"{'' if releases == self.steps else f', {releases:,} releases'}"
         )

@@ -135,7 +135,8 @@ def warn_of_lost_weights(clipping: ClippingStrategy, class_weight: Any, sample_w
         warnings.warn(
             f"`{type(clipping).__name__}` bounds contributions by a norm of about the size that "
             "most of them have, whatever the weight of an example or its class: large weights have "
-            "little effect. Give a fixed norm, such as the largest weight where that is public: "
+            "little effect, and the probabilities of a classifier are those of neither world. Stop "
+            "here, and give a fixed norm, such as the largest weight where that is public: "
             "`clipping=10.0` (with `AutoDPOptimizer`, `plan={'clipping': 10.0}`).",
             stacklevel=4,
         )

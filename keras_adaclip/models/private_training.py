@@ -203,9 +203,17 @@ class PrivateTraining(training.TrainingBase):
         sizes = self._prepare(data, input_ranges)
         validation_data = training_data.for_keras(validation_data, validation_batch_size)
         self._try_validation(validation_data, validation_batch_size)
-        data.warn_of_rows()
+        data.warn_of_rows(self._private_state.handles_missing)
         examined = data
-        can_calibrate = self._layer_to_calibrate(examined) is not None
+        can_calibrate = optimizer.learns_temperature and (
+            self._layer_to_calibrate(examined) is not None
+        )
+        is_weighted = class_weight or data.rows.sample_weight is not None
+        if optimizer.learns_temperature and is_weighted and keras_private.layer_of_logits(self):
+            self._private_state.remarks.append(
+                "No temperature is learned where rows have weights: probabilities are those of the "
+                "weighted rows, and not calibrated."
+            )
         data, callbacks = training.planned_run(
             self, examined, callbacks, num_epochs, is_pass, can_calibrate
         )

@@ -156,6 +156,11 @@ class AccountedOptimizer(WrappingOptimizer):
         """
         return False
 
+    @property
+    def learns_temperature(self) -> bool:
+        """Whether the run of a classifier ends with the release of a temperature."""
+        return False
+
     def count_release(self) -> None:
         """Count what was planned to follow the last step, before it is made."""
         self.counted_release, self.planned_release = self.planned_release, None

@@ -132,6 +132,12 @@ class AutoDPOptimizer(DPOptimizer):
         self._has_own_rule = is_own
 
     @property
+    def learns_temperature(self) -> bool:
+        """Whether the run of a classifier ends with the release of a temperature."""
+        parts = self._plan.get("calibrate", True), "noise_multiplier" not in self._plan
+        return self._has_own_rule and all(parts)
+
+    @property
     def plan(self) -> dict[str, Any]:
         """The parts of the plan that were given."""
         return dict(self._plan)
@@ -185,10 +191,8 @@ class AutoDPOptimizer(DPOptimizer):
 
     def _release_after(
         self, settings: RunSettings, past: list[LedgerRow], delta: float
-    ) -> LedgerRow | None:
+    ) -> LedgerRow:
         """Return the release of a temperature, over all examples of a run, with its noise."""
-        if not (self._has_own_rule and self.plan.get("calibrate", True)):
-            return None
         whole = dataclasses.replace(
             settings,
             sampling=Sampling.POISSON,

@@ -125,8 +125,8 @@ class BudgetedOptimizer(AccountedOptimizer):
         if spent >= _SPENT * target:
             raise ValueError(
                 f"The budget is spent: epsilon is {spent:.4g} of {target:g}, and one `fit` of "
-                f"`{name}` uses all of it. Give all `epochs` to one `fit`, or compile with a "
-                "larger `target_epsilon`. "
+                f"`{name}` uses all of it. Give all `epochs` to one `fit`. (One with a larger "
+                "`target_epsilon` begins a plan of its own, and may undo what was learned.) "
                 f"Received: target_epsilon={target}, delta={asked} (held to {used:g})"
             )
         if not self._plans_noise:

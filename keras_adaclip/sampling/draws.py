@@ -138,16 +138,27 @@ def rows_of_units(
     Raises:
         ValueError: If ids have another form, some are missing, or there is no largest number.
     """
+    if unit_ids is None or max_rows_per_unit is None:
+        raise ValueError(
+            "Arguments `unit_ids` and `max_rows_per_unit` come together: whose each row is, and "
+            "how many rows of a person train at most, a public number such as 3. "
+            f"Received: unit_ids of type {type(unit_ids).__name__}, {max_rows_per_unit=}"
+        )
     # As objects, since NumPy would make names of None and NaN among strings.
     ids = np.asarray(unit_ids, None if hasattr(unit_ids, "__array__") else object)
     kinds = {next((kind for kind in _KINDS if isinstance(each, kind)), None) for each in ids.flat}
     is_missing = np.isin(ids.astype(str), _MISSING_IDS).any()
-    if ids.shape != (num_rows,) or len(kinds) != 1 or None in kinds or is_missing:
+    if ids.shape != (num_rows,):
         raise ValueError(
-            f"Argument `unit_ids` must hold an integer or a string for each of the {num_rows:,} "
-            "rows, all of one kind and none missing (as '' and 'nan' are). Rows of which nobody "
-            "knows whose they are cannot be protected for a person: leave them out. "
-            f"Received: ids of dtype {ids.dtype} and shape {ids.shape}"
+            f"Argument `unit_ids` must hold one id for each of the {num_rows:,} rows. "
+            f"Received: ids of shape {ids.shape}"
+        )
+    if len(kinds) != 1 or None in kinds or is_missing:
+        raise ValueError(
+            "Argument `unit_ids` must hold an integer or a string for each row, all of one kind "
+            "and none missing (as '' and 'nan' are). Rows of which nobody knows whose they are "
+            "cannot be protected for a person: leave them out. "
+            f"Received: ids of dtype {ids.dtype}"
         )
     most = check_integer("max_rows_per_unit", max_rows_per_unit, minimum=1, maximum=_MOST_ROWS)
     units = np.unique(ids, return_inverse=True)[1]

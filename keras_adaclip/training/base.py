@@ -16,7 +16,7 @@ from keras import ops
 
 from keras_adaclip import backend
 from keras_adaclip import callbacks as own_callbacks
-from keras_adaclip.accounting import NO_TUNING
+from keras_adaclip.accounting import NO_TUNING, rows_per_unit
 from keras_adaclip.backend import keras_private
 from keras_adaclip.gradients import Batch, mapped
 from keras_adaclip.optimizers import NO_LEGACY_FILE, DPOptimizer
@@ -273,6 +273,13 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             take_digests: Whether digests of the weights are taken at the end.
         """
         self._include_spending_on_shared_weights()
+        if rows_per_unit(self.privacy_ledger) and not data.rows_per_unit:
+            warnings.warn(
+                "The steps so far protect a person with several rows, and these steps protect "
+                "single rows: from now on epsilon is that of a row, and no person is protected. "
+                "Give `unit_ids` and `max_rows_per_unit` to each `fit`.",
+                stacklevel=5,
+            )
         try:
             self._open_ledger(data)
             refuse_disagreement(self, data)
@@ -311,7 +318,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         ours = [callback for callback in given if isinstance(callback, _OURS)]
         budgets = [c for c in ours if isinstance(c, own_callbacks.PrivacyCallback)]
         first = run_callbacks.RunOfSteps(data, num_epochs, is_pass, budgets)
-        last = run_callbacks.StepCheck(budgets)
+        last = run_callbacks.StepCheck(budgets, first)
         if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
             given.append(run_callbacks.BarOfStepsThatRan())
         try:

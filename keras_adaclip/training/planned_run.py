@@ -80,7 +80,8 @@ def guard_plan(callbacks: list[keras.callbacks.Callback], optimizer: Any) -> Non
             raise ValueError(
                 f"`{name}` sets a learning rate, and `{type(optimizer.inner_optimizer).__name__}` "
                 "plans the size of each step itself. Nothing was trained. Leave the callback out, "
-                "or give an optimizer of your own: `AutoDPOptimizer(..., optimizer='adam')`."
+                "or choose optimizer and learning rate yourself: `DPOptimizer(keras.optimizers."
+                "Adam(0.01), target_epsilon=...)`."
             )
         is_plan = optimizer.plans_steps or optimizer.target_epsilon is not None
         if is_plan and isinstance(callback, keras.callbacks.EarlyStopping):

@@ -90,9 +90,17 @@ class RunOfSteps(keras.callbacks.Callback):
 
         Later callbacks then save and evaluate the model as it will be.
         """
-        is_last = self.model.stop_training or self._epoch == self.params["epochs"]
-        if self._releases and is_last and all(map(self._fits, self._budgets)):
+        if self.model.stop_training or self._epoch == self.params["epochs"]:
+            self.make_release()
+
+    def make_release(self) -> None:
+        """Make the release that follows the last step, unless it was made or does not fit."""
+        if self._releases and self._is_open and all(map(self._fits, self._budgets)):
             self._temperature, self._releases = self.model._calibrate(self._data), ()
+            if self._temperature is not None and self.params["verbose"]:
+                print(
+                    f"Logits divided by {self._temperature:.3g}: confidence is about the accuracy."
+                )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Let the host see the steps, before a callback sets the variables back.
@@ -125,8 +133,6 @@ class RunOfSteps(keras.callbacks.Callback):
             ending = self._ending(steps, budget)
             if self.params["verbose"]:
                 print(ending)
-        if self._temperature is not None and self.params["verbose"]:
-            print(f"Logits divided by {self._temperature:.3g}: confidence is about the accuracy.")
         # Without an epoch, Keras has set no history.
         if getattr(self.model, "history", None) is not None:
             self.model.history.ended_early = ending
@@ -154,6 +160,12 @@ class RunOfSteps(keras.callbacks.Callback):
         """Return epsilon at the end of the run, and what would make it smaller."""
         data, epsilon = self._data, self._epsilon([*self._rows, *self._releases])
         when = "at the end" if self._num_steps else f"after {_counted(self._rows[0].steps)}"
+        budget: Any = self._budget
+        target = None if budget is None else budget.target_epsilon
+        if target is not None and target < epsilon < 1.01 * target:
+            # The quick bound is up to 1% too large.
+            rows = (*self._before, *self._rows, *self._releases)
+            epsilon = accounting.ledger_epsilon(rows, self._delta, budget.accountant)
         if math.isinf(epsilon):
             return f"Epsilon {when}: infinite. Training without noise is not private"
         words = f"Epsilon {when}: {rounded_up(epsilon, 3)} at {self._delta_in_words()}"
@@ -173,7 +185,6 @@ class RunOfSteps(keras.callbacks.Callback):
                 ", where Poisson sampling of the same rows would take "
                 f"{rounded_up(poisson, 3)} ({remedy})"
             )
-        target = None if self._budget is None else self._budget.target_epsilon
         if target is not None and epsilon > target:
             words += f". Training ends before epsilon passes {target:g}"
         return words
@@ -265,13 +276,21 @@ class RunOfSteps(keras.callbacks.Callback):
 class StepCheck(keras.callbacks.Callback):
     """Checks before each execution of steps, after all other callbacks, that training may continue.
 
+    When training has ended, a callback may have stopped it or restored earlier weights: what was
+    planned to follow the last step is made then, if it was not made before.
+
     Args:
         budgets: The callbacks that raise if training must stop.
+        run: The run of steps.
     """
 
-    def __init__(self, budgets: Sequence[Any]) -> None:
+    def __init__(self, budgets: Sequence[Any], run: RunOfSteps) -> None:
         super().__init__()
-        self._budgets = budgets
+        self._budgets, self._run = budgets, run
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Make the release that follows the last step."""
+        self._run.make_release()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Run the checks; give a forked process its own identity and keys."""

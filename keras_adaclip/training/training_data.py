@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,11 +81,22 @@ class TrainingData(RunSettings):
         targets = [target for target, is_handled in pairs if not is_handled]
         return num_rows_not_finite((known.x, targets, known.sample_weight))
 
-    def warn_of_rows(self) -> None:
-        """Warn of classes without a weight, and of rows that stand many times, in arrays."""
+    def warn_of_rows(self, handled: Sequence[bool]) -> None:
+        """Warn of gaps in many rows, classes without a weight, and rows that stand many times.
+
+        Args:
+            handled: As for `num_not_finite`.
+        """
         known = self.known
         if known is None or common_length({"x": known.x}) != self.num_examples:
             return
+        if (num_wrong := self.num_not_finite(handled)) > 0.1 * self.num_examples:
+            warnings.warn(
+                f"{num_wrong:,} of {self.num_examples:,} examples hold NaN or infinity and "
+                "contribute nothing, so that the budget is spent on the others alone. (This count "
+                "is not private.) Stop here, and fill the gaps or leave these rows out.",
+                stacklevel=4,
+            )
         others = [] if self.class_weights is None else self.class_weights.left_out(known.y)
         if others:
             warnings.warn(
@@ -529,6 +540,11 @@ class ClassWeights:
         """
         if not weights:
             return None
+        if not isinstance(weights, Mapping):
+            raise TypeError(
+                "Argument `class_weight` must be a dict with a weight for each class, such as "
+                f"{{0: 1.0, 1: 10.0}}. Received: class_weight={weights!r}"
+            )
         if y is None or isinstance(y, (dict, list, tuple)):
             raise ValueError(
                 "Argument `class_weight` needs one array of targets; use `sample_weight` for "

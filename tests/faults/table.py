@@ -749,8 +749,8 @@ models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 + counts_rows=False,
 # what is loaded within an epoch not counted towards the target | training/base.py
 callbacks/test_privacy_callback.py::test_steps_that_are_loaded_within_an_epoch_count_from_the_next_step_on
-- last = run_callbacks.StepCheck(budgets)
-+ last = run_callbacks.StepCheck([])
+- last = run_callbacks.StepCheck(budgets, first)
++ last = run_callbacks.StepCheck([], first)
 # processes that were forked off count as one run | optimizers/state.py
 soundness/test_rules_ledger.py::test_a_process_that_was_forked_off_counts_its_steps_as_another_owner
 -         self._owner = _new_owner()
