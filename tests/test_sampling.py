@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 import keras_adaclip as ka
+from keras_adaclip import training
 from keras_adaclip.accounting import Sampling, ledger_epsilon, smallest_max_batch_size
 from keras_adaclip.models.layout import batch_layout
-from keras_adaclip.models.private_training import PrivateTraining
 from keras_adaclip.sampling import FixedShapeBatches, PoissonDataset, ProcessShare
 from keras_adaclip.training.training_data import DrawsOfFit
 from tests.soundness.setups import dp_sgd, line_model, recorded_fit
@@ -356,11 +356,11 @@ def test_the_share_of_a_process_chooses_for_the_data_set():
 
 
 def test_a_run_that_would_draw_in_another_way_than_is_counted_is_refused(monkeypatch):
-    def another_fit_chooses(self, data, callbacks, *_, **__):
+    def another_fit_chooses(model, data, callbacks, *_, **__):
         data.poisson.choose_max_batch_size(60)
         return data, callbacks
 
-    monkeypatch.setattr(PrivateTraining, "_planned", another_fit_chooses)
+    monkeypatch.setattr(training, "planned_run", another_fit_chooses)
     model = line_model(dp_sgd(1.0, 1.0))
     with pytest.raises(RuntimeError, match="has changed since `fit` began"):
         model.fit(many(), verbose=0)

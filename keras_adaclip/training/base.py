@@ -22,7 +22,7 @@ from keras_adaclip.gradients import Batch, mapped
 from keras_adaclip.optimizers import NO_LEGACY_FILE, DPOptimizer
 from keras_adaclip.sampling import SourceBatches, from_frames, padding
 from keras_adaclip.training import run_callbacks, weights
-from keras_adaclip.training.planned_run import flattened, guard_plan
+from keras_adaclip.training.plan_of_run import flattened, guard_plan
 from keras_adaclip.training.processes import refuse_disagreement
 from keras_adaclip.training.saved_state import SavedState
 from keras_adaclip.training.step_parts import keeping_metrics_only
@@ -318,7 +318,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         ours = [callback for callback in given if isinstance(callback, _OURS)]
         budgets = [c for c in ours if isinstance(c, own_callbacks.PrivacyCallback)]
         first = run_callbacks.RunOfSteps(data, num_epochs, is_pass, budgets)
-        last = run_callbacks.StepCheck(budgets, first)
+        last = run_callbacks.StepCheck(budgets)
         if verbose and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in given):
             given.append(run_callbacks.BarOfStepsThatRan())
         try:

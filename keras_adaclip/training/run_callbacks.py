@@ -90,17 +90,9 @@ class RunOfSteps(keras.callbacks.Callback):
 
         Later callbacks then save and evaluate the model as it will be.
         """
-        if self.model.stop_training or self._epoch == self.params["epochs"]:
-            self.make_release()
-
-    def make_release(self) -> None:
-        """Make the release that follows the last step, unless it was made or does not fit."""
-        if self._releases and self._is_open and all(map(self._fits, self._budgets)):
+        is_last = self.model.stop_training or self._epoch == self.params["epochs"]
+        if self._releases and is_last and all(map(self._fits, self._budgets)):
             self._temperature, self._releases = self.model._calibrate(self._data), ()
-            if self._temperature is not None and self.params["verbose"]:
-                print(
-                    f"Logits divided by {self._temperature:.3g}: confidence is about the accuracy."
-                )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Let the host see the steps, before a callback sets the variables back.
@@ -133,6 +125,8 @@ class RunOfSteps(keras.callbacks.Callback):
             ending = self._ending(steps, budget)
             if self.params["verbose"]:
                 print(ending)
+        if self._temperature is not None and self.params["verbose"]:
+            print(f"Logits divided by {self._temperature:.3g}: confidence is about the accuracy.")
         # Without an epoch, Keras has set no history.
         if getattr(self.model, "history", None) is not None:
             self.model.history.ended_early = ending
@@ -276,21 +270,13 @@ class RunOfSteps(keras.callbacks.Callback):
 class StepCheck(keras.callbacks.Callback):
     """Checks before each execution of steps, after all other callbacks, that training may continue.
 
-    When training has ended, a callback may have stopped it or restored earlier weights: what was
-    planned to follow the last step is made then, if it was not made before.
-
     Args:
         budgets: The callbacks that raise if training must stop.
-        run: The run of steps.
     """
 
-    def __init__(self, budgets: Sequence[Any], run: RunOfSteps) -> None:
+    def __init__(self, budgets: Sequence[Any]) -> None:
         super().__init__()
-        self._budgets, self._run = budgets, run
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Make the release that follows the last step."""
-        self._run.make_release()
+        self._budgets = budgets
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Run the checks; give a forked process its own identity and keys."""

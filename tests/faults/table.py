@@ -749,8 +749,8 @@ models/test_refusals.py::test_a_model_that_would_not_be_private_is_refused
 + counts_rows=False,
 # what is loaded within an epoch not counted towards the target | training/base.py
 callbacks/test_privacy_callback.py::test_steps_that_are_loaded_within_an_epoch_count_from_the_next_step_on
-- last = run_callbacks.StepCheck(budgets, first)
-+ last = run_callbacks.StepCheck([], first)
+- last = run_callbacks.StepCheck(budgets)
++ last = run_callbacks.StepCheck([])
 # processes that were forked off count as one run | optimizers/state.py
 soundness/test_rules_ledger.py::test_a_process_that_was_forked_off_counts_its_steps_as_another_owner
 -         self._owner = _new_owner()
@@ -814,7 +814,7 @@ models/test_report.py::test_a_public_change_is_declared_and_kept
 optimizers/test_auto_dp_optimizer.py::test_a_larger_target_pays_for_what_was_spent_under_another_optimizer
 - return float(of([*past, *planned], used, "pld"))
 + return float(of(planned, used, "pld"))
-# a plan with other noise than planned runs past its target | training/planned_run.py
+# a plan with other noise than planned runs past its target | training/plan_of_run.py
 optimizers/test_auto_dp_optimizer.py::test_a_part_of_the_plan_that_is_given_is_used_and_the_target_still_ends_training
 - callbacks = [budget, *given]
 + callbacks = given

@@ -79,12 +79,16 @@ MISTAKES = {
                 "a schedule",
                 CALLBACKS.LearningRateScheduler(abs),
                 ValueError,
-                "plans the size.*adam",
+                "plans the size.*Adam",
             ),
-            ("a plateau", CALLBACKS.ReduceLROnPlateau(), ValueError, "plans the size.*adam"),
+            ("a plateau", CALLBACKS.ReduceLROnPlateau(), ValueError, "plans the size.*Adam"),
             ("early stopping", CALLBACKS.EarlyStopping(), UserWarning, "planned to its last step"),
         )
     },
+    "gaps in many rows": (
+        *(classifier, Y, {"x": np.where(np.arange(40)[:, None] < 5, np.nan, X)}),
+        *(UserWarning, "5 of 40 examples hold NaN.*not private"),
+    ),
     "a class left out": (
         *(lambda: classifier(3, optimizer=fixed()), np.arange(40) % 3),
         *({"class_weight": {0: 1.0, 1: 2.0}}, UserWarning, "weight.*: 2.*not private"),
@@ -133,9 +137,9 @@ FINE = {
         *(lambda: classifier(optimizer=ka.optimizers.AutoDPOptimizer(3.0, optimizer="adam")), Y),
         {"callbacks": [CALLBACKS.LearningRateScheduler(lambda epoch: 0.1)]},
     ),
-    "gaps in few kinds of rows": (
+    "gaps in few rows": (
         *(classifier, np.repeat([0, 1], 20)),
-        {"x": np.repeat([[0, 1, np.nan, np.inf], [1, 0, 1, 0]], 20, 0).astype("float32")},
+        {"x": np.repeat([[0, 1, np.nan, np.inf], [1, 0, 1, 0]], [4, 36], 0).astype("float32")},
     ),
     "few kinds of rows": (classifier, Y, {"x": np.round(X).clip(0, 1)}),
 }

@@ -20,16 +20,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
-    "accounting": (2_307, 15),
-    "training": (2_059, 12),
+    "accounting": (2_309, 15),
+    "training": (2_084, 12),
     "gradients": (1_821, 17),
     "federated": (1_770, 15),
     "backend": (1_623, 10),
     "examination": (1_382, 9),
-    "optimizers": (1_172, 8),
+    "optimizers": (1_177, 8),
     "tuners": (1_060, 7),
-    "sampling": (835, 7),
-    "models": (709, 7),
+    "sampling": (846, 7),
+    "models": (718, 7),
     "clipping": (643, 12),
     ".": (437, 7),
     "audit": (356, 4),
@@ -39,7 +39,7 @@ FOLDERS = {
     "plots": (132, 3),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 26_782
+LINES_OF_TESTS = 26_794
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
 EXECUTED = {"before the first step": (53, 708), "in a step": (36, 244)}
 # How much smaller than its row a figure may be.

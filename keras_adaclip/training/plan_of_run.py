@@ -87,8 +87,9 @@ def guard_plan(callbacks: list[keras.callbacks.Callback], optimizer: Any) -> Non
         if is_plan and isinstance(callback, keras.callbacks.EarlyStopping):
             warnings.warn(
                 f"`{name}` may end a run that is planned to its last step: the noise is that of "
-                "all steps, so that an early end leaves budget unused, and `PlannedMomentum` comes "
-                "to rest in the last steps only. Give fewer `epochs` instead.",
+                "all steps, so that an early end leaves budget unused, no temperature is "
+                "learned, and `PlannedMomentum` comes to rest in the last steps only. Give fewer "
+                "`epochs` instead.",
                 stacklevel=6,
             )
 
