@@ -237,7 +237,7 @@ $(OLDEST_VENV)/.installed: pyproject.toml tests/packaging/releases.py | $(VENV)/
 # A selection: what Keras, NumPy and the backends have changed under us before.
 OLDEST_TESTS := tests/backend/test_keras_private.py tests/gradients/test_rules.py \
                 tests/gradients/test_isolation.py::test_masks_of_a_sequence_are_rescaled_over_one_example \
-                tests/gradients/test_isolation.py::test_cross_entropy_starts_from_logits_where_plain_keras_does \
+                tests/gradients/test_cross_entropies.py \
                 tests/models/test_saving.py::test_every_strategy_comes_back_as_it_was \
                 tests/models/test_saving.py::test_a_model_and_its_layers_bring_the_whole_ledger \
                 'tests/federated/test_round.py::test_a_round_is_that_of_a_loop_over_the_clients[mlp-None]'
