@@ -31,6 +31,7 @@ from keras_adaclip.accounting.epsilon import (
     default_delta,
     ledger_epsilon,
     quick_epsilon,
+    quick_tradeoff,
     rounded_up,
     unit_in_words,
     warn_of_large_delta,

@@ -190,6 +190,16 @@ def quick_epsilon(rows: Iterable[LedgerRow], delta: float, accountant: str) -> f
     return composed_epsilon(events.counted_events(rows), delta, accountant, COARSENESS)
 
 
+def quick_tradeoff(rows: Iterable[LedgerRow], delta: float) -> TradeoffCurve:
+    """Return the trade-off curve of some rows on a coarse grid, a little above the true one.
+
+    Args:
+        rows: Ledger rows.
+        delta: Delta, between 0 and 1.
+    """
+    return composed_tradeoff(events.counted_events(rows), delta, "pld", COARSENESS)
+
+
 @dataclasses.dataclass(frozen=True)
 class PrivacySpent:
     """The privacy that a model has spent. `str()` of it is a statement in words.

@@ -37,7 +37,10 @@ def private_step(model: keras.Model, data: Any) -> dict[str, Tensor]:
     with examination.refusing_batch_statistics(model):
         total, logs = _accumulate(model, batch)
     total = gradients.with_regularization(model, training.sum_of_replicas(total))
-    model.optimizer.apply(total, model.trainable_variables)
+    if (canaries := model._private_state.canaries) is None:
+        model.optimizer.apply(total, model.trainable_variables)
+    else:
+        canaries.apply(model.optimizer, total, model.trainable_variables)
     training.assign_state(model)
     return logs
 

@@ -141,13 +141,16 @@ class DPOptimizer(BudgetedOptimizer):
         """The clipping strategy. It cannot be replaced: a compiled step would not notice."""
         return self._clipping
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Release:
         """Count the step, add noise to a clipped sum, apply it and move the clipping norm.
 
         Args:
             grads: A `ClippedSum` from this package's gradient code, and nothing else.
             trainable_variables: The variables, in the order of the sums; None means those for which
                 the optimizer was built.
+
+        Returns:
+            What the step has released.
 
         Raises:
             ValueError: If `grads` are plain gradients.
@@ -190,7 +193,9 @@ class DPOptimizer(BudgetedOptimizer):
             inner.apply(backend.shares_of_replica(gradients), trainable_variables)
         # Last: this step was clipped and noised with the old clipping norm.
         step = self.iterations.value
-        self._clip.update(Release(means, mean_stddevs, statistics, expected_units, step))
+        release = Release(means, mean_stddevs, statistics, expected_units, step)
+        self._clip.update(release)
+        return release
 
     def begin_plan(self, num_steps: int | None) -> None:
         """Begin the steps of a `fit`.

@@ -142,8 +142,10 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """Keras's metrics, and those of raw norms and clip fractions while `fit` records them."""
-        return [*super().metrics, *(self._private_state.diagnostics or {}).values()]
+        """Keras's metrics, and those of raw norms, clip fractions and canaries during `fit`."""
+        state = self._private_state
+        audit = [] if state.canaries is None else [state.canaries.metric]
+        return [*super().metrics, *(state.diagnostics or {}).values(), *audit]
 
     def reset_metrics(self) -> None:
         """Reset the metrics as Keras does; they may assign their own variables alone."""
@@ -337,6 +339,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
                 yield [first, *ours, *others, last]
         finally:
             self._record_diagnostics(False)
+            self.train_with_canaries(None)
 
     def _tell_of_search(self, callbacks: list[keras.callbacks.Callback]) -> None:
         """Warn once of a search by keras-tuner's own tuners, and put it into the report.
@@ -363,6 +366,16 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
     def _wants_diagnostics(callbacks: Any) -> bool:
         """Return whether one of the callbacks asks for raw norms and true clip fractions."""
         return any(getattr(each, "private_diagnostics", False) for each in flattened(callbacks))
+
+    def train_with_canaries(self, canaries: Any) -> None:
+        """Add gradient canaries to the steps of this run.
+
+        Args:
+            canaries: The `GradientCanaries`, None for none.
+        """
+        if canaries is not self._private_state.canaries:
+            self._private_state.canaries = canaries
+            self.train_function = self.test_function = None
 
     def _record_diagnostics(self, record: bool) -> None:
         """Make the step record raw norms and true clip fractions, which are not private, or not."""

@@ -51,6 +51,7 @@ class PrivateState:
         is_drawn: Whether batches are those that this package's sampling makes.
         augmentation: How the latest `fit` augmented its examples, if it did.
         diagnostics: Metrics of raw norms and true clip fractions, while `fit` records them.
+        canaries: The `GradientCanaries` of an audit, while `fit` trains with them.
         assigned_by_forward: The variables that a forward pass assigns, whatever the rows are.
         row_of_zeros: Inputs of one example, to compute the values of these variables.
         account: The ledger of a model without an optimizer.
@@ -69,6 +70,7 @@ class PrivateState:
     is_drawn: bool = False
     augmentation: Augmentation | None = None
     diagnostics: dict[str, Any] | None = None
+    canaries: Any = None
     assigned_by_forward: Sequence[keras.Variable] = ()
     row_of_zeros: Any = None
     account: Account = dataclasses.field(default_factory=Account)
