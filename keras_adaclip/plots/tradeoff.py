@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_adaclip.accounting import TradeoffCurve
+from keras_adaclip.audit import OneRunAudit
 from keras_adaclip.plots.history import _DPI, _panels
 
 _LEAST_RATE = 1e-4
@@ -17,6 +18,7 @@ def tradeoff(
     path: str | Path | None = None,
     title: str = "The most that an attacker finds",
     *,
+    audit: OneRunAudit | None = None,
     ax: Any = None,
     dpi: float = _DPI,
 ) -> Any:
@@ -26,6 +28,8 @@ def tradeoff(
         curves: Curves as `PrivacySpent.tradeoff` returns them, by label.
         path: The file to write the figure to (PNG, PDF or SVG by its suffix); None writes none.
         title: The title.
+        audit: An audit, whose attack on the canaries is drawn as points, with its lower bound on
+            epsilon; None for none. It is not private.
         ax: Axes of matplotlib to draw on; None makes a new figure.
         dpi: Dots per inch of a new figure and of the file, a positive number.
 
@@ -47,6 +51,12 @@ def tradeoff(
     rates = np.geomspace(_LEAST_RATE, 1.0, 500)
     for label, curve in curves.items():
         axes.plot(rates, curve.true_positive_rate(rates), label=label, linewidth=2)
+    if audit is not None:
+        members = audit.is_member[np.argsort(audit.scores)[::-1]]
+        found, accused = np.cumsum(members) / members.sum(), np.cumsum(~members) / (~members).sum()
+        bound = max(audit.epsilon_lower_bound, getattr(audit, "family_lower_bound", 0.0))
+        label = f"the attack of the audit: epsilon at least {bound:.3g}"
+        axes.plot(accused, found, ".", markersize=3, color="black", label=label)
     axes.plot(rates, rates, label="a blind guess", color="grey", linestyle="--")
     words = {
         "xlabel": "false positive rate: others accused",

@@ -44,9 +44,11 @@ def test_fashion_mnist(tmp_path):
 
 @once
 def test_audit_fashion_mnist(tmp_path):
-    printed = run_example("audit_fashion_mnist.py", tmp_path, "--smoke", "--without-noise")
-    assert "64 canaries, expected batch 16, 1 epochs" in printed
-    assert "training has 0.000" in printed
+    for options in (("--fault", "half-noise"), ("--kind", "loss", "--fault", "no-noise")):
+        printed = run_example("audit_fashion_mnist.py", tmp_path, "--smoke", *options)
+        assert "64 examples, expected batch 16, 1 epochs" in printed
+        assert f"Broken on purpose: {options[-1]}." in printed
+        assert "Run 1: epsilon is at least" in printed
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="once is enough")

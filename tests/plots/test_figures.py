@@ -119,6 +119,12 @@ def test_the_trade_off_curve_is_drawn_above_a_blind_guess(tmp_path):
     assert np.all(np.array(shown["the bound"]) >= shown["a blind guess"])
     assert shown["the bound"] == list(curve.true_positive_rate(axes.lines[0].get_xdata()))
     assert (tmp_path / "curve.png").stat().st_size > 0
+    scores, members = np.arange(40.0), np.arange(40) >= 20
+    audit = ka.audit.OneRunAudit.from_scores(scores, members, delta=1e-5)
+    (with_attack,) = ka.plots.tradeoff({"the bound": curve}, audit=audit).axes
+    attack = with_attack.lines[1]
+    assert f"at least {audit.epsilon_lower_bound:.3g}" in attack.get_label()
+    assert (attack.get_xdata()[19], attack.get_ydata()[19]) == (0.0, 1.0)
     several = ka.plots.tradeoff({"one": curve, "two": curve}, title="", ax=axes)
     assert [line.get_label() for line in axes.lines][-3:] == ["one", "two", "a blind guess"]
     assert several is figure
