@@ -49,19 +49,20 @@ _OF_PERSONS = {
     "example": "Data: each person has one row. For a person with several, epsilon is that of a "
     "person with so many examples.",
     "client": "Data: all data of a person belong to one client.",
-    "person": "Data: ids (`unit_ids`) name the same people in each run, each person by one. The "
-    "user has stated this; it was not checked.",
+    "person": "Data: ids (`unit_ids`) name the same people in each run, each person by one. Who "
+    "trained the model has stated this; it was not checked.",
 }
 _CHOICES = "Choosing hyperparameters, architectures or the best of several runs on the same data."
 _OTHER_CHOICES = "Choosing anything on the same data by other means than the selection stated here."
 _NOT_COVERED = (
     "Metrics and losses on the training data, in logs, plots and callbacks.",
     "{choices}",
-    "Stopping early by a score on private data, unless those data are covered otherwise.",
+    "Stopping early by a score on private data, unless those data have a report of their own.",
     "The number of {part}s, which counts as public.",
     "The validation {part}s of `validation_split`, and their number, which counts as public.",
     "Other uses of the data: preprocessing fitted to them, other models trained on them.",
-    "Gaussian noise is drawn in floating point, with finite precision and finite tails.",
+    "Rounding: noise is drawn in floating point, with finite precision and finite tails. What that "
+    "may reveal was not measured.",
 )
 _SCORES_OF_SELECTION = "Validation data whose scores decided which run was selected."
 _LARGEST_EXPONENT = 700.0
@@ -134,8 +135,8 @@ class ReportInWords:
         protected = _UNITS[unit].format(rows=self.rows_per_unit)
         what = (
             f"Protected: whether {protected} was used for training, and what it contained. "
-            f"Training {neighbor.format(unit=unit)} gives nearly the same distribution of models; "
-            "epsilon and delta bound the difference."
+            f"Training {neighbor.format(unit=unit)} would have led to any given result with "
+            "nearly the same probability; epsilon and delta bound the difference."
         )
         seen = (
             "the weights of the selected run, but neither other runs nor their number"
@@ -161,13 +162,14 @@ class ReportInWords:
             f"{seen} guesses right at most {percent(self.best_guess)} of the time. A coin is right "
             "50% of the time.",
             *(
-                f"A test that takes {100 * rate:g} in 100 {unit}s outside of the data for members "
-                f"finds at most {percent(share).removesuffix('%')} in 100 members. A "
-                f"blind guess finds {100 * rate:g}."
+                f"A test that flags {100 * rate:g} in 100 {unit}s outside of the data flags at "
+                f"most {percent(share).removesuffix('%')} in 100 of those inside. A blind guess flags "
+                f"{100 * rate:g}."
                 for rate, share in self.true_positive_rates.items()
             ),
-            f"The whole training is counted, at epsilon {rounded_up(self.epsilon)} and delta "
-            f"{self.delta:g}. Later uses of the model add nothing.",
+            f"All steps of training are counted, at epsilon {rounded_up(self.epsilon)} and delta "
+            f"{self.delta:g}. Using the model later reveals nothing more. Other uses of the data "
+            "do, such as training again, or trying several settings: see below.",
         ]
         if self.risk_basis == "pair":
             texts.append(
@@ -192,18 +194,20 @@ class ReportInWords:
         least = TradeoffCurve.mu_range
         one_in = f"{math.floor(1 / delta * (1 + 1e-12)):,}"
         texts = [
-            f"Epsilon is at most {rounded_up(epsilon)}: whatever an attacker looks for is at most "
-            f"e^epsilon = {_ratio(epsilon)} times as likely with one of the two data sets as with "
-            "the other.",
+            f"Epsilon is at most {rounded_up(epsilon)}, a ceiling for the worst case: whatever an "
+            f"attacker looks for is at most e^epsilon = {_ratio(epsilon)} times as likely with the "
+            f"{unit} in the data as {_NEIGHBORS[self.neighboring_relation].format(unit=unit)}, or "
+            "the other way round. What that means for one attacker is said above.",
             f"Delta is {delta:g}, or 1 in {one_in}: a probability that may be added to each of "
-            "these bounds.",
-            f"Mu is {rounded_up(self.gaussian_mu, 3)}: telling whether the {unit} was used is at "
-            "least as hard as telling two normal distributions apart whose means differ by mu "
-            "standard deviations, where the false alarms and the share of missed members are both "
+            f"these bounds, as if nothing were promised with that probability. It is no share of "
+            f"the {unit}s.",
+            f"For experts: mu is {rounded_up(self.gaussian_mu, 3)}. Telling whether the {unit} was "
+            "used is at least as hard as telling two normal distributions apart whose means differ "
+            "by mu standard deviations, where the false alarms and the share of missed members are both "
             f"at least {least:g}. At some of these rates, the bound on members found is up to "
             f"{percent(self.gaussian_mu_gap)} of members lower than by mu.",
-            "Ponomareva et al. (2023) call an epsilon of up to 1 strong, up to 10 reasonable, and "
-            "above 10 weak or worse.",
+            "Researchers (Ponomareva et al. 2023) call an epsilon of up to 1 strong, up to 10 "
+            "reasonable, and above 10 weak or worse. This is no legal standard.",
         ]
         if delta * num_examples >= 1:
             texts.append(
@@ -219,7 +223,7 @@ class ReportInWords:
         texts = [
             _OF_PERSONS[unit],
             "Data: initial weights, vocabularies, normalization and the like were made without "
-            "these data, or are covered otherwise.",
+            "these data, or are covered by a report of their own.",
         ]
         if unit == "example" and any(mechanism.rows_per_unit for mechanism in self.mechanisms):
             texts.append(
@@ -228,8 +232,8 @@ class ReportInWords:
             )
         if Sampling.PASS in samplings:
             texts.append(
-                f"Training: no {unit} comes twice in a pass over the data. The user has stated "
-                "this (`once_per_pass=True`); it was not checked."
+                f"Training: no {unit} comes twice in a pass over the data. Who trained the "
+                "model has stated this (`once_per_pass=True`); it was not checked."
             )
         if Sampling.STREAM in samplings:
             texts.append(f"Training: no {unit} comes twice in a batch. This was not checked.")
@@ -242,7 +246,7 @@ class ReportInWords:
         return (
             *texts,
             "Training: validation data, and whatever decided on hyperparameters or on when to "
-            "stop, are public or covered otherwise.",
+            "stop, are public or covered by a report of their own.",
             "Training: a seed of noise or sampling, if one was set, stays secret, and no other run "
             "has used it.",
             "Publication: only weights and what is computed from them, no metrics, logs or plots "
@@ -351,7 +355,7 @@ class ReportInWords:
             (f"epsilon{of_one}", f"{epsilon} at delta = {self.delta:g} ({accountant}){aim}"),
             *with_selection,
             ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
-            ("without amplification", without_amplification),
+            ("if batches were shuffled", without_amplification),
             *(
                 (f"person with {size} {self.unit}s{of_one}", rounded_up(epsilon))
                 for size, epsilon in self.group_epsilons.items()

@@ -189,7 +189,7 @@ CLIENTS = dataclasses.replace(POISSON, unit=Unit.CLIENT)
 @pytest.mark.parametrize(
     ("row", "there", "not_there"),
     [
-        (POISSON, "without the example gives", "once_per_pass|TOO LARGE"),
+        (POISSON, "without the example would", "once_per_pass|TOO LARGE"),
         (SHUFFLED, "an empty place", "once_per_pass"),
         (PASS, "once_per_pass", "twice in a batch"),
         (STREAM, "twice in a batch", "once_per_pass"),
@@ -209,7 +209,7 @@ def test_the_words_follow_delta_and_the_selection():
     assert "drawn from the stated law" in str(chosen)
     assert "selected run" in chosen.protection[1]
     assert chosen.epsilon == chosen.epsilon_with_selection
-    assert f"at most {rounded_up(chosen.epsilon_with_selection)}:" in chosen.meaning[0]
+    assert f"at most {rounded_up(chosen.epsilon_with_selection)}, a ceiling" in chosen.meaning[0]
 
 
 def test_nothing_ran_and_no_noise():

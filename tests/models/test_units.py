@@ -196,7 +196,7 @@ def test_the_largest_number_counts_and_steps_without_ids_protect_rows():
     assert spent.epsilon == group_epsilon(model.privacy_ledger, DELTA, 5)
     assert report.group_epsilons == {}
     assert "of which each run used at most 5" in report.protection[0]
-    assert any("The user has stated this" in each for each in report.assumptions)
+    assert any("has stated this; it was not checked" in each for each in report.assumptions)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         fit(model)
