@@ -163,8 +163,8 @@ class ReportInWords:
             "50% of the time.",
             *(
                 f"A test that flags {100 * rate:g} in 100 {unit}s outside of the data flags at "
-                f"most {percent(share).removesuffix('%')} in 100 of those inside. A blind guess flags "
-                f"{100 * rate:g}."
+                f"most {percent(share).removesuffix('%')} in 100 of those inside. A blind guess "
+                f"flags {100 * rate:g}."
                 for rate, share in self.true_positive_rates.items()
             ),
             f"All steps of training are counted, at epsilon {rounded_up(self.epsilon)} and delta "
@@ -203,8 +203,8 @@ class ReportInWords:
             f"the {unit}s.",
             f"For experts: mu is {rounded_up(self.gaussian_mu, 3)}. Telling whether the {unit} was "
             "used is at least as hard as telling two normal distributions apart whose means differ "
-            "by mu standard deviations, where the false alarms and the share of missed members are both "
-            f"at least {least:g}. At some of these rates, the bound on members found is up to "
+            "by mu standard deviations, where the false alarms and the share of missed members are "
+            f"both at least {least:g}. At some of these rates, the bound on members found is up to "
             f"{percent(self.gaussian_mu_gap)} of members lower than by mu.",
             "Researchers (Ponomareva et al. 2023) call an epsilon of up to 1 strong, up to 10 "
             "reasonable, and above 10 weak or worse. This is no legal standard.",
