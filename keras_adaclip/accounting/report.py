@@ -149,7 +149,9 @@ class PrivacyReport(ReportInWords):
         relation, selected = spent.neighboring_relation, spent.selection
         passes = [_without_amplification(row, relation) for row in rows]
         chosen = None if selection is None else selection.epsilon(rows, delta)
-        curve = spent.tradeoff() if not chosen else TradeoffCurve((chosen,), (delta,))
+        curve = spent.tradeoff()
+        if chosen is not None and rows:
+            curve = TradeoffCurve((chosen,), (delta,))
         choices = [f"counted: {selected}"] if selected else []
         if selection is not None:
             choices.append(f"{selection}, each like this one")

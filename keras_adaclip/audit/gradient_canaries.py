@@ -105,6 +105,10 @@ class GradientCanaries:
             problem = "Gradients must have one clipping norm, in their own coordinates."
         elif backend.num_processes() > 1 or backend.num_replicas(model) > 1:
             problem = "The run must be on one device."
+        elif model._private_state.canaries is not None:
+            problem = (
+                "Another callback of this `fit` audits it, and steps have one set of canaries."
+            )
         elif num_weights < num_canaries:
             problem = f"The model has {num_weights:,} trainable weights, and each canary needs one."
         if problem:

@@ -84,6 +84,7 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
             Path(self.report_path).parent.mkdir(parents=True, exist_ok=True)
         self._steps_per_epoch: int | None = data.steps_per_epoch
         self._epoch_ends_executions = data.epoch_ends_executions(model)
+        self._epoch_is_pass = data.epoch_is_pass
         self._num_examples: int = data.num_examples
         delta, ledger = self.delta or model.optimizer.delta, model.privacy_ledger
         self.effective_delta = ledger.budget_delta(delta, data.num_examples)
@@ -210,7 +211,7 @@ class PrivacyCallback(Printable, keras.callbacks.Callback):
         """
         row = self.model.privacy_ledger.rows[-1]
         following = self.model.optimizer.ledger_of_next_epoch()
-        if following.rows[-1].mechanism == row.mechanism and not row.sampling.is_counted_in_passes:
+        if following.rows[-1].mechanism == row.mechanism and not self._epoch_is_pass:
             return False
         rows = following.advance(self._execution_size(0))
         # The exact figure takes long, and is needed close to the target alone.

@@ -195,8 +195,6 @@ class PrivateTraining(training.TrainingBase):
         self._set_in_steps(
             "augmentation", checked_augmentation(augmentation, augmentation_multiplicity, data.rows)
         )
-        is_cut = data.fit_arguments.get("steps_per_epoch") is not None
-        is_pass = data.sampling.is_counted_in_passes and not is_cut
         # The layer may have changed since the last `fit`, where it is not compiled.
         if augmentation is not None or self._wants_diagnostics(callbacks):
             self.train_function = None
@@ -215,12 +213,12 @@ class PrivateTraining(training.TrainingBase):
                 "weighted rows, and not calibrated."
             )
         data, callbacks = training.planned_run(
-            self, examined, callbacks, num_epochs, is_pass, can_calibrate
+            self, examined, callbacks, num_epochs, data.epoch_is_pass, can_calibrate
         )
         if data.max_batch_size != examined.max_batch_size:
             # The plan has chosen the largest batch, and with it the shapes of the steps.
             sizes = self._prepare(data, input_ranges, is_new=False)
-        with self._run_of_fit(callbacks, data, is_pass, num_epochs, verbose) as ordered:
+        with self._run_of_fit(callbacks, data, data.epoch_is_pass, num_epochs, verbose) as ordered:
             return super().fit(
                 **data.with_sizes(sizes, self),
                 epochs=epochs,

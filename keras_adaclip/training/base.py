@@ -274,15 +274,15 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
             data: The training data.
             take_digests: Whether digests of the weights are taken at the end.
         """
-        self._include_spending_on_shared_weights()
-        if rows_per_unit(self.privacy_ledger) and not data.rows_per_unit:
-            warnings.warn(
-                "The steps so far protect a person with several rows, and these steps protect "
-                "single rows: from now on epsilon is that of a row, and no person is protected. "
-                "Give `unit_ids` and `max_rows_per_unit` to each `fit`.",
-                stacklevel=5,
-            )
         try:
+            self._include_spending_on_shared_weights()
+            if rows_per_unit(self.privacy_ledger) and not data.rows_per_unit:
+                warnings.warn(
+                    "The steps so far protect a person with several rows, and these steps protect "
+                    "single rows: from now on epsilon is that of a row, and no person is "
+                    "protected. Give `unit_ids` and `max_rows_per_unit` to each `fit`.",
+                    stacklevel=5,
+                )
             self._open_ledger(data)
             refuse_disagreement(self, data)
             variables = [*self.variables, *self.optimizer.variables, *self.metrics_variables]

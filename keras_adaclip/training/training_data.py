@@ -68,6 +68,12 @@ class TrainingData(RunSettings):
         names = [each.name for each in dataclasses.fields(RunSettings)]
         return RunSettings(**{name: getattr(self, name) for name in names})
 
+    @property
+    def epoch_is_pass(self) -> bool:
+        """Whether each epoch begins a new pass over the data, and passes are what is counted."""
+        is_cut = self.fit_arguments.get("steps_per_epoch") is not None
+        return self.sampling.is_counted_in_passes and not is_cut
+
     def num_not_finite(self, handled: Sequence[bool]) -> int:
         """Return the number of examples with NaN or infinity, 0 if not all of them are known.
 

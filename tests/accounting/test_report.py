@@ -65,6 +65,17 @@ def test_mu_is_that_of_the_gaussian():
     assert gaussian_mu(0.0, DELTA) == pytest.approx(2.5066e-5, rel=1e-3)  # delta is mu / sqrt(2 pi)
 
 
+def test_a_selection_with_an_epsilon_of_zero_is_still_one():
+    """Epsilon of one run says nothing of the odds against the best of a thousand runs."""
+    row = LedgerRow.open(Sampling.STREAM, 10, 1_000, noise_multiplier=1e3).advance(1)
+    selection = RandomSelection(1_000.0)
+    found = PrivacyReport.from_ledger([row], 0.5, group_sizes=(), selection=selection)
+    assert (found.epsilon_with_selection, found.risk_basis) == (0.0, "pair")
+    assert found.best_guess == pytest.approx(0.75)
+    idle = PrivacyReport.from_ledger([], 0.5, group_sizes=(), selection=selection)
+    assert idle.best_guess == 0.5
+
+
 def test_every_format_holds_all_of_it(tmp_path):
     idle = LedgerRow.open(Sampling.STREAM, 10, 0, noise_multiplier=1.0)
     selection = RandomSelection(mean_trials=10, distribution="logarithmic")

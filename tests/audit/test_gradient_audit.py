@@ -21,7 +21,7 @@ Y = (X[:, 0] > 0).astype("int32")
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def audited(noise_multiplier=1.0, clipping=1.0, num_canaries=300, epochs=4, **options):
+def audited(noise_multiplier=1.0, clipping=1.0, num_canaries=300, epochs=4, more=(), **options):
     """A trained model and the audit of its run."""
     layers = [keras.Input((8,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(2)]
     model = ka.PrivateSequential(layers)
@@ -31,7 +31,7 @@ def audited(noise_multiplier=1.0, clipping=1.0, num_canaries=300, epochs=4, **op
         kind="gradient", num_canaries=num_canaries, delta=DELTA, frequency=epochs
     )
     fit = {"batch_size": 30, "epochs": epochs, "verbose": 0, **options}
-    history = model.fit(X, Y, callbacks=[audit], **fit)
+    history = model.fit(X, Y, callbacks=[audit, *more], **fit)
     return model, audit.result, history
 
 
@@ -161,6 +161,10 @@ REFUSED = {
         "one clipping norm",
     ),
     "coordinates": (lambda: audited(clipping=ka.clipping.AdaClip()), "one clipping norm"),
+    "audited twice": (
+        lambda: audited(more=[ka.callbacks.AuditCallback(kind="gradient", num_canaries=10)]),
+        "Another callback",
+    ),
     "few weights": (lambda: audited(num_canaries=1000), "354 trainable weights"),
 }
 

@@ -993,6 +993,16 @@ optimizers/test_target_epsilon.py::test_steps_without_a_plan_are_refused
 - self._is_planned = False
 -         super().end_run()
 + super().end_run()
+# the plan of a refused fit used for rounds over nodes | training/base.py
+optimizers/test_target_epsilon.py::test_the_plan_of_a_refused_fit_is_no_plan_for_rounds_over_nodes
+- try:
+-             self._include_spending_on_shared_weights()
++ self._include_spending_on_shared_weights()
++         try:
+# the odds of an attacker leave out a selection | accounting/report.py
+accounting/test_report.py::test_a_selection_with_an_epsilon_of_zero_is_still_one
+- if chosen is not None and rows:
++ if chosen:
 # more statistics than are paid for, along another axis | clipping/clipper.py
 clipping/test_battery.py::test_further_axes_are_refused
 - if len(shape) != 2 or shape[1]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.federated import ClientData
+from keras_adaclip.federated import ClientData, ServerRounds
 
 X = np.random.default_rng(0).normal(size=(120, 3)).astype("float32")
 Y = X[:, :1].copy()
@@ -39,6 +39,13 @@ def test_fit_on_rows_ends_at_the_target(sampling):
     assert model.optimizer.ledger.steps == 30
     assert 1.99 < model.privacy_spent(1e-3).epsilon <= 2.0
     assert next(iter(model.privacy_ledger)).noise_multiplier == model.optimizer.noise_multiplier
+
+
+def test_epochs_that_share_a_pass_are_all_trained():
+    model = rows(optimizer(delta=1e-3))
+    model.fit(X, Y, batch_size=12, epochs=3, steps_per_epoch=3, sampling="shuffle", verbose=0)
+    assert (model.privacy_ledger.steps, model.privacy_ledger.rows[-1].releases) == (9, 1)
+    assert 1.99 < model.privacy_spent(1e-3).epsilon <= 2.0
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffle"])
@@ -94,6 +101,21 @@ def test_steps_without_a_plan_are_refused():
         model.optimizer.configure(model.optimizer._run_settings)
     with pytest.raises(AttributeError, match="comes from its plan"):
         model.optimizer.noise_multiplier = 0.1
+
+
+def test_the_plan_of_a_refused_fit_is_no_plan_for_rounds_over_nodes(monkeypatch):
+    model = clients(optimizer())
+
+    def refuse(self):
+        raise RuntimeError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "_include_spending_on_shared_weights", refuse)
+        with pytest.raises(RuntimeError, match="refused"):
+            model.fit(CLIENTS, cohort_size=20, steps_per_epoch=1, verbose=0)
+    rounds = ServerRounds(model, 40, cohort_size=20)
+    with pytest.raises(ValueError, match="no plan"), rounds.run(30):
+        pass
 
 
 @pytest.mark.parametrize(
