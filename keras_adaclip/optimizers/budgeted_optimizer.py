@@ -167,7 +167,8 @@ class BudgetedOptimizer(AccountedOptimizer):
         Raises:
             ValueError: If the run has no plan, and needs one.
         """
-        if self.target_epsilon is not None and not self._is_planned:
+        needs_plan = self._plans_noise or self.target_epsilon is not None
+        if needs_plan and not self._is_planned:
             raise ValueError(
                 "The optimizer plans its noise for `target_epsilon` when `fit` begins, and these "
                 "steps have no plan. Give `DPOptimizer(..., noise_multiplier=...)`, with the noise "

@@ -99,6 +99,12 @@ def test_steps_without_a_plan_are_refused():
     # The plan of the `fit` before is no plan for other steps.
     with pytest.raises(ValueError, match="no plan"):
         model.optimizer.configure(model.optimizer._run_settings)
+    model = rows(optimizer())
+    model.optimizer.target_epsilon = None  # Training would have no noise.
+    with pytest.raises(ValueError, match="no plan"):
+        model.fit(X, Y, batch_size=12, verbose=0)
+    assert model.optimizer.ledger.steps == 0
+    model.optimizer.target_epsilon = 2.0
     with pytest.raises(AttributeError, match="comes from its plan"):
         model.optimizer.noise_multiplier = 0.1
 
