@@ -862,10 +862,10 @@ soundness/test_rules_passes.py::test_epochs_within_a_pass_are_refused_if_passes_
 soundness/test_rules_passes.py::test_epochs_within_a_pass_are_refused_if_passes_are_released
 - if self.once_per_pass and (most is not None or steps not in (None, num_batches)):
 + if self.once_per_pass and steps not in (None, num_batches):
-# later passes are not counted | models/private_training.py
+# later passes are not counted | training/training_data.py
 soundness/test_rules_passes.py::test_each_pass_uses_each_row_once_and_is_one_release
-- is_pass = data.sampling.is_counted_in_passes and not is_cut
-+ is_pass = False
+- return self.sampling.is_counted_in_passes and not is_cut
++ return False
 # a sampler that draws with replacement is believed | training/training_data.py
 soundness/test_rules_passes.py::test_samplers_that_repeat_rows_are_refused
 - repeats = getattr(sampler, "replacement", False) and (once_per_pass or batch_size > 1)

@@ -20,28 +20,28 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
-    "accounting": (2_316, 15),
-    "training": (2_092, 12),
+    "accounting": (2_318, 15),
+    "training": (2_096, 12),
     "gradients": (1_821, 17),
     "federated": (1_770, 15),
     "backend": (1_623, 10),
     "examination": (1_382, 9),
-    "optimizers": (1_179, 8),
+    "optimizers": (1_180, 8),
     "tuners": (1_060, 7),
     "sampling": (846, 7),
-    "models": (721, 7),
+    "models": (719, 7),
     "clipping": (643, 12),
-    "audit": (565, 6),
+    "audit": (569, 6),
     ".": (437, 7),
     "integrations": (352, 6),
-    "callbacks": (262, 4),
+    "callbacks": (263, 4),
     "schedules": (170, 2),
     "plots": (140, 3),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 26_983
+LINES_OF_TESTS = 27_036
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (54, 712), "in a step": (36, 244)}
+EXECUTED = {"before the first step": (54, 713), "in a step": (36, 244)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
