@@ -91,7 +91,7 @@ class PrivacyReport(ReportInWords):
     ...     print(f"{name:<25}  {value}")
     epsilon                    1.3513 at delta = 1e-05 (PLD)
     by Rényi divergences       1.5597
-    if batches were shuffled   23.347
+    if passes were shuffled    23.347
     right guess, at most       56.6%
     members found, at most     2.4% at 1% false alarms, 0.4% at 0.1% false alarms
     mu of Gaussian DP          0.359, up to 1.2% above the curve at rates from 1e-06

@@ -355,7 +355,7 @@ class ReportInWords:
             (f"epsilon{of_one}", f"{epsilon} at delta = {self.delta:g} ({accountant}){aim}"),
             *with_selection,
             ("by Rényi divergences", rounded_up(self.epsilon_rdp)),
-            ("if batches were shuffled", without_amplification),
+            ("if passes were shuffled", without_amplification),
             *(
                 (f"person with {size} {self.unit}s{of_one}", rounded_up(epsilon))
                 for size, epsilon in self.group_epsilons.items()

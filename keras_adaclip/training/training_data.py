@@ -96,7 +96,7 @@ class TrainingData(RunSettings):
         known = self.known
         if known is None or common_length({"x": known.x}) != self.num_examples:
             return
-        if (num_wrong := self.num_not_finite(handled)) > 0.1 * self.num_examples:
+        if (num_wrong := self.num_not_finite(handled)) > 0.25 * self.num_examples:
             warnings.warn(
                 f"{num_wrong:,} of {self.num_examples:,} examples hold NaN or infinity and "
                 "contribute nothing, so that the budget is spent on the others alone. (This count "

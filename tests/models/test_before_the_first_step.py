@@ -86,8 +86,8 @@ MISTAKES = {
         )
     },
     "gaps in many rows": (
-        *(classifier, Y, {"x": np.where(np.arange(40)[:, None] < 5, np.nan, X)}),
-        *(UserWarning, "5 of 40 examples hold NaN.*not private"),
+        *(classifier, Y, {"x": np.where(np.arange(40)[:, None] < 15, np.nan, X)}),
+        *(UserWarning, "15 of 40 examples hold NaN.*not private"),
     ),
     "a class left out": (
         *(lambda: classifier(3, optimizer=fixed()), np.arange(40) % 3),
