@@ -228,7 +228,7 @@ class PrivacySpent:
     >>> print(PrivacySpent.from_ledger([row.advance(3515)], delta=1e-5))
     (epsilon = 1.3513, delta = 1e-05)-differential privacy after 3515 steps, by the PLD
     accountant. Neighbouring data sets: one unit is added or removed. Sampling: Poisson sampling:
-    every unit is drawn independently at each step.
+    every unit is drawn independently at each step. A unit is one row.
     """
 
     epsilon: float
