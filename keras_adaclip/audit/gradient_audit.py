@@ -52,7 +52,7 @@ def family_lower_bound(
     >>> from keras_adaclip.accounting import Sampling
     >>> row = LedgerRow.open(Sampling.POISSON, 949, 60_000, noise_multiplier=0.8118).advance(320)
     >>> round(family_lower_bound([row], 1000, 598, delta=1e-5), 1)
-    1.9
+    1.8
 
     Reference:
         Mahloujifar, Melis & Chaudhuri 2025, "Auditing f-differential privacy in one run", for
