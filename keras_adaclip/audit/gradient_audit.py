@@ -9,7 +9,6 @@ small an advantage, and epsilon is at least that of the least one.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -161,12 +160,6 @@ class GradientAudit(OneRunAudit):
         return found
 
     def __str__(self) -> str:
-        verdict = "they contradict each other" if self.contradicts_accountant else "they agree"
-        claimed = (
-            f"The accountant says at most {self.claimed_epsilon:.4g}: {verdict}."
-            if math.isfinite(self.claimed_epsilon)
-            else "The accountant claims nothing."
-        )
         return (
             f"{self.num_correct_of_all:,} of {self.num_canaries:,} gradient canaries were guessed "
             f"right by an attacker who sees every step. At delta {self.delta:g}, each with "
@@ -174,5 +167,5 @@ class GradientAudit(OneRunAudit):
             f"- epsilon is at least {self.family_lower_bound:.3g}, if the run is the mechanism of "
             "the ledger with an unknown noise multiplier;\n"
             f"- epsilon is at least {self.epsilon_lower_bound:.3g}, whatever ran.\n"
-            f"{claimed}"
+            f"{self._claim}"
         )

@@ -226,17 +226,19 @@ class OneRunAudit:
         bound, number, correct = max(found, key=lambda entry: entry[0])
         return cls(bound, confidence, delta, claimed_epsilon, number, correct, scores, is_member)
 
-    def __str__(self) -> str:
+    @property
+    def _claim(self) -> str:
+        """What the accountant says, and whether the bound agrees with it."""
+        if not math.isfinite(self.claimed_epsilon):
+            return "The accountant claims nothing."
         verdict = "they contradict each other" if self.contradicts_accountant else "they agree"
-        claimed = (
-            f"The accountant says at most {self.claimed_epsilon:.4g}: {verdict}."
-            if math.isfinite(self.claimed_epsilon)
-            else "The accountant claims nothing."
-        )
+        return f"The accountant says at most {self.claimed_epsilon:.4g}: {verdict}."
+
+    def __str__(self) -> str:
         return (
             f"{self.num_correct:,} of {self.num_guesses:,} guesses about {self.num_canaries:,} "
             f"canaries were right: epsilon is at least {self.epsilon_lower_bound:.3g} at delta "
-            f"{self.delta:g},\nwith confidence {100 * self.confidence:.4g}%. {claimed}"
+            f"{self.delta:g},\nwith confidence {100 * self.confidence:.4g}%. {self._claim}"
         )
 
 

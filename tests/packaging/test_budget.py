@@ -31,7 +31,7 @@ FOLDERS = {
     "sampling": (846, 7),
     "models": (719, 7),
     "clipping": (643, 12),
-    "audit": (569, 6),
+    "audit": (562, 6),
     ".": (437, 7),
     "integrations": (352, 6),
     "callbacks": (263, 4),
