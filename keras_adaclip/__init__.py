@@ -48,6 +48,7 @@ if not _is_command():
         plots,
         sampling,
         schedules,
+        testing,
         tuners,
     )
     from keras_adaclip.federated import FederatedModel, federate
@@ -88,5 +89,6 @@ __all__ = [
     "privatize",
     "sampling",
     "schedules",
+    "testing",
     "tuners",
 ]

@@ -23,6 +23,7 @@ LAYERS = (
     "__main__",
     "__init__",
     "tuners",
+    "testing",
     "integrations",
     "federated",
     "models",

@@ -32,6 +32,7 @@ FOLDERS = {
     "models": (719, 7),
     "clipping": (643, 12),
     "audit": (562, 6),
+    "testing": (393, 6),
     ".": (437, 7),
     "integrations": (352, 6),
     "callbacks": (263, 4),
