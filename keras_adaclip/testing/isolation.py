@@ -60,9 +60,9 @@ def assert_isolated(model: keras.Model, x: Any, y: Any = None) -> None:
     if any(map(keras_private.is_seed_generator_state, model.variables)):
         alone = [replay.sums(x, y, order == row)[:-1] for row in order]
     else:
-        alone = [replay.clipped(x, y, row) for row in order]
+        alone = [replay.clipped(x, y, row) for row in range(num_rows)]
     total = replay.sums(x, y, everyone)
-    sum_of_rows = [sum(parts) for parts in zip(*alone, strict=True)]
+    sum_of_rows = [np.sum(parts, axis=0) for parts in zip(*alone, strict=True)]
     replay.compare("The batch adds", [*sum_of_rows, total[-1]], total)
     for row in order:
         without = replay.sums(x, y, order != row)

@@ -22,10 +22,10 @@ def assert_noise(optimizer: DPOptimizer) -> None:
     """Assert that the noise of a private optimizer is what the ledger counts, and never repeats.
 
     A new optimizer with the same arguments draws 500 times for sums, remainders and statistics that
-    are known, and another one 500 times. Tested are the price of a contribution at the noise multiplier of the ledger, standard
-    deviation and mean of each variable and statistic, the shape of the Gaussian, and the
-    correlation between all draws, coordinates and variables. All tests together raise a false
-    alarm less than once in a million times.
+    are known, and another one 500 times. Tested are the price of a contribution at the noise
+    multiplier of the ledger, standard deviation and mean of each variable and statistic, the shape
+    of the Gaussian, and the correlation between all draws, coordinates and variables. All tests
+    together raise a false alarm less than once in a million times.
 
     Args:
         optimizer: A private optimizer, whose model has at most a few thousand weights. A

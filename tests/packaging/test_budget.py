@@ -29,18 +29,18 @@ FOLDERS = {
     "optimizers": (1_180, 8),
     "tuners": (1_060, 7),
     "sampling": (846, 7),
-    "models": (719, 7),
+    "models": (720, 7),
     "clipping": (643, 12),
     "audit": (562, 6),
+    ".": (439, 7),
     "testing": (393, 6),
-    ".": (437, 7),
     "integrations": (352, 6),
     "callbacks": (263, 4),
     "schedules": (170, 2),
     "plots": (140, 3),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 27_037
+LINES_OF_TESTS = 27_168
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
 EXECUTED = {"before the first step": (54, 713), "in a step": (36, 244)}
 # How much smaller than its row a figure may be.
