@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 
 _ALONE = (
     "Replace it with a layer that treats each example alone (for normalization: "
@@ -102,8 +102,8 @@ class OwnLoss:
         """Return the loss of a compiled and built model if the user wrote it."""
         if keras_private.is_own(model, "compute_loss"):
             return cls("compute_loss")
-        losses = keras_private.compiled_losses(model)
-        names = [loss.name for loss in losses if not keras_private.is_of_keras(loss)]
+        losses = keras_losses.compiled_losses(model)
+        names = [loss.name for loss in losses if not keras_losses.is_of_keras(loss)]
         return cls(", ".join(names)) if names else None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import backend, gradients
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.examination.issues import OwnLoss, PrivacyIssue, refuse
 from keras_adaclip.examination.rows import SampleRows
 from keras_adaclip.gradients import Batch, GradientPlan, is_differentiable
@@ -89,7 +89,7 @@ def examine_loss(model: keras.Model, sample: SampleRows, is_weighted: bool) -> L
         is_weighted: Whether examples or classes have weights.
     """
     own = OwnLoss.of(model)
-    losses = keras_private.compiled_losses(model)
+    losses = keras_losses.compiled_losses(model)
     if own is None and not is_weighted and not any(map(_is_over_batch, losses)):
         return LossFinding([])
     # Where predictions are zero, so may be the loss.
@@ -118,9 +118,9 @@ def refuse_labels(model: keras.Model, rows: Batch, known: Batch) -> None:
         return
     parts = (rows.x, known.y, known.sample_weight)
     # Where the model does not run, its examination says why.
-    given, _ = backend.attempt(keras_private.given_to_losses, model, *parts)
+    given, _ = backend.attempt(keras_losses.given_to_losses, model, *parts)
     for loss, targets, outputs, weights in given or ():
-        name, options = keras_private.kind_of_loss(loss)
+        name, options = keras_losses.kind_of_loss(loss)
         labels = as_array(targets)
         if "crossentropy" not in name or labels.dtype.kind == "O":  # Strings fail elsewhere.
             continue

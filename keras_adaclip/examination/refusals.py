@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from keras_adaclip import backend, gradients
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.examination.issues import PrivacyIssue, batch_normalization_issue, refuse
 from keras_adaclip.examination.rows import SampleRows
 from keras_adaclip.optimizers import FORBIDDEN_OPTIONS, AccountedOptimizer
@@ -58,7 +58,7 @@ def notes(model: keras.Model, sample: SampleRows | None) -> list[PrivacyIssue]:
         """Return the losses that see probabilities alone."""
         with keras.StatelessScope([(each, each.value) for each in model.variables]):
             y_pred = gradients.call_model(model, sample.batch().x, training=False)
-            return keras_private.losses_without_logits(model, y_pred)
+            return keras_losses.losses_without_logits(model, y_pred)
 
     # A model that does not run has other issues.
     named, _ = backend.attempt(names)
@@ -202,16 +202,16 @@ def masked_metric_issues(model: keras.Model, sample: SampleRows) -> list[Privacy
         variables = [*model.variables, *model.metrics_variables]
         with keras.StatelessScope([(each, each.value) for each in variables]):
             y_pred = gradients.call_model(model, batch.x, training=False)
-            given = keras_private.masked_metrics(
+            given = keras_losses.masked_metrics(
                 model, batch.y, y_pred, batch.sample_weight, batch.present
             )
             for metric, *parts, weights in given:
                 updated = functools.partial(metric.update_state, sample_weight=weights)
                 _, error = backend.attempt(updated, *parts)
-                if error is not None or keras_private.returns_one_number(metric, *parts):
+                if error is not None or keras_losses.returns_one_number(metric, *parts):
                     found.append(PrivacyIssue(metric.name, *_MASKED_METRIC))
 
-    if keras_private.compiled_metrics(model):
+    if keras_losses.compiled_metrics(model):
         backend.trace(update)
     return found
 
@@ -232,6 +232,6 @@ def metric_issues(model: keras.Model) -> list[PrivacyIssue]:
             "The metric takes no `sample_weight`, so it would count rows of padding.",
             "Give its `update_state` a `sample_weight` argument.",
         )
-        for metric in keras_private.compiled_metrics(model)
+        for metric in keras_losses.compiled_metrics(model)
         if not takes_weights(metric)
     ]

@@ -16,7 +16,7 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import backend, gradients
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.examination.equal_draws import EqualDraws
 from keras_adaclip.examination.issues import OwnLoss
 from keras_adaclip.examination.rows import SampleRows, packed
@@ -273,7 +273,7 @@ class Trial:
                 if self._taps_trained_only and not keras_private.own_trainable_variables(layer):
                     return value
                 seen.tapped.append(layer)
-                return keras_private.attach_marks(tap(value), keras_private.marks_of(value))
+                return keras_losses.attach_marks(tap(value), keras_losses.marks_of(value))
 
             def record(layer: keras.Layer, result: Any) -> Any:
                 """Note what a layer returns, and whether it added a loss."""
@@ -295,7 +295,7 @@ class Trial:
                 with keras_private.replaced_calls(calls):
                     y_pred = gradients.call_model(self.model, x, training=True)
                 # Losses of Keras heed the masks of outputs.
-                marks = [keras_private.marks_of(value) for value in keras.tree.flatten(y_pred)]
+                marks = [keras_losses.marks_of(value) for value in keras.tree.flatten(y_pred)]
                 for mark in keras.tree.flatten(marks):
                     if self._has_rows(mark, shares):
                         seen.layers.append(seen.layers[-1])

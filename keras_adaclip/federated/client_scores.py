@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import training
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.federated.client_sources import copied, num_rows, rows_of
 from keras_adaclip.federated.clients import ClientData, checked_clients
 from keras_adaclip.federated.local_training import with_rows_masked
@@ -132,6 +132,6 @@ def _scores_with(model: Any, x: Any, y: Any) -> dict[str, float]:
         lambda value: with_rows_masked(value, present), call_model(model, x, training=False)
     )
     loss = model.compute_loss(x=x, y=y, y_pred=predictions, training=False)
-    keras_private.loss_tracker(model).update_state(loss, count)
+    keras_losses.loss_tracker(model).update_state(loss, count)
     logs = training.update_metrics(model, Batch(x, y, None, present), predictions)
     return {name: float(ops.convert_to_numpy(value)) for name, value in logs.items()}

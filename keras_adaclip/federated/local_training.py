@@ -18,7 +18,7 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.examination import ASSIGNED_OUTSIDE, PrivacyIssue, refuse
 from keras_adaclip.gradients import Batch, DrawingScope, call_model, tracker_variables
 
@@ -239,10 +239,10 @@ class LocalTraining:
             *zip(model.trainable_variables, weights, strict=True),
         ]
         quicker = keras_private.replaced_calls(self._fast_calls)
-        unscaled = keras_private.without_scaling_for_replicas()
+        unscaled = keras_losses.without_scaling_for_replicas()
         seed = client.get("seeds")
         scope = keras.StatelessScope(values) if seed is None else DrawingScope(values, seed)
-        of_logits = keras_private.cross_entropies_of_logits(model)
+        of_logits = keras_losses.cross_entropies_of_logits(model)
         with scope as inside, quicker, of_logits, unscaled:
             before = [(each, each.value) for each in model.metrics_variables]
             y_pred = keras.tree.map_structure(

@@ -12,7 +12,7 @@ import keras
 from keras import ops
 
 from keras_adaclip import gradients, training
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.gradients import Batch, BatchGradients, ClippedSum, Materialized, Totals
 
 Tensor = Any
@@ -63,7 +63,7 @@ def _clipped_sum(model: keras.Model, train: Callable[..., list[Tensor]]) -> Clip
         )
         training.observe_norms(model, present, norms, finite, clipping.state["clip_norm"])
         left_out = ops.logical_and(present, ops.logical_not(finite))
-        keras_private.loss_tracker(model).count_left_out(left_out)
+        keras_losses.loss_tracker(model).count_left_out(left_out)
         part = gradients.with_statistics(sums, clipping, norms, finite, present, factors)
         return Totals.of_flat(totals).plus(part.totals).flat
 
@@ -95,7 +95,7 @@ def _observe(
     counts = ops.sum(ops.cast(present, "float32"), axis=1)
     # A lane without a client may hold any weights.
     finite = ops.logical_and(ops.isfinite(losses), counts > 0.0)
-    keras_private.loss_tracker(model).update_state(
+    keras_losses.loss_tracker(model).update_state(
         ops.where(finite, losses, 0.0), ops.where(finite, counts, 0.0)
     )
     # Keras weights the increments by all rows, including padding.

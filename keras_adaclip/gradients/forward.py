@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.gradients.batch import Batch, mapped
 from keras_adaclip.gradients.random_numbers import Draws, drawing_for_each_example
 from keras_adaclip.sampling import as_arrays, common_length
@@ -55,7 +55,7 @@ def sliced(part: Any, rows: slice) -> Any:
 
     def of_value(value: Tensor) -> Tensor:
         """Return the rows of one tensor."""
-        return keras_private.marked_like(value, value[rows], lambda mark: mark[rows])
+        return keras_losses.marked_like(value, value[rows], lambda mark: mark[rows])
 
     return mapped(of_value, part)
 
@@ -126,7 +126,7 @@ def per_example_losses(
     held = [(variable, variable.value) for variable in [*model.variables, *model.metrics_variables]]
     held += [(variable, ops.zeros(variable.shape, variable.dtype)) for variable in trackers]
     x = batch.x if keras_private.is_own(model, "compute_loss") else None
-    marks = [keras_private.marks_of(value) for value in keras.tree.flatten(y_pred)]
+    marks = [keras_losses.marks_of(value) for value in keras.tree.flatten(y_pred)]
     structure = [y_pred, x, batch.y, batch.sample_weight, marks]
     # Some targets, weights and marks may be None.
     flat = keras.tree.flatten(structure)
@@ -139,7 +139,7 @@ def per_example_losses(
             alone[number] = ops.expand_dims(value, 0)
         *arguments, marks = keras.tree.pack_sequence_as(structure, alone)
         for value, own in zip(keras.tree.flatten(arguments[0]), marks, strict=True):
-            keras_private.attach_marks(value, own)
+            keras_losses.attach_marks(value, own)
         with keras_private.NestedScope(held) as scope:
             loss = compute_loss(model, *arguments)
         return [loss, *(scope.get_current_value(variable) for variable in trackers)]
@@ -172,12 +172,12 @@ def compute_loss(
         return ops.where(finite, value, ops.zeros_like(value))
 
     y_pred = keras.tree.map_structure(
-        lambda value: keras_private.marked_like(value, cleaned(value), cleaned), y_pred
+        lambda value: keras_losses.marked_like(value, cleaned(value), cleaned), y_pred
     )
     # A copy, since on PyTorch Keras multiplies a mask into the weights in place.
     sample_weight = mapped(ops.copy, sample_weight)
-    of_logits = keras_private.cross_entropies_of_logits(model)
-    unscaled = keras_private.without_scaling_for_replicas()
+    of_logits = keras_losses.cross_entropies_of_logits(model)
+    unscaled = keras_losses.without_scaling_for_replicas()
     with keras_private.without_regularizers(model), of_logits, unscaled:
         loss = ops.sum(
             model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
@@ -218,10 +218,10 @@ def tracker_variables(model: keras.Model) -> list[keras.Variable]:
     They track the losses of single outputs, or an own `compute_loss` of a private model updates
     them and they are sums.
     """
-    trackers = keras_private.output_loss_trackers(model)
+    trackers = keras_losses.output_loss_trackers(model)
     is_private = getattr(model, "privacy_unit", "") == "example"
     if is_private and keras_private.is_own(model, "compute_loss"):
-        trackers = trackers + keras_private.own_sums(model)
+        trackers = trackers + keras_losses.own_sums(model)
     return [variable for metric in trackers for variable in metric.variables]
 
 

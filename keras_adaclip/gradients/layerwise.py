@@ -18,7 +18,7 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.contributions import MOST_ROWS, BatchGradients
 from keras_adaclip.gradients.forms import PerExampleGradient, combined
@@ -176,7 +176,7 @@ def per_example_gradients(
             with recorder.tapped(plan.rules, plan.fast_calls):
                 y_pred = call_model(model, batch.x, training)
             losses, increments = per_example_losses(model, batch, y_pred)
-        marks = [keras_private.marks_of(value) for value in keras.tree.flatten(y_pred)]
+        marks = [keras_losses.marks_of(value) for value in keras.tree.flatten(y_pred)]
         total = ops.sum(losses) / batch.num_copies
         return total, (recorder.tensors, y_pred, losses, increments, marks)
 
@@ -184,7 +184,7 @@ def per_example_gradients(
     further, cotangents = backend.differentiate_at_taps(forward, variables)
     tensors, y_pred, losses, increments, marks = further
     for value, own in zip(keras.tree.flatten(y_pred), marks, strict=True):
-        keras_private.attach_marks(value, own)
+        keras_losses.attach_marks(value, own)
 
     parts = gradients_of_calls(plan, recorders[-1].calls(tensors, cotangents), batch.num_copies)
     trainable = model.trainable_variables

@@ -13,7 +13,7 @@ import keras
 
 from keras_adaclip import backend, examination, training
 from keras_adaclip.accounting import Sampling
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.gradients import (
     MOST_DRAWN_ROWS,
     MOST_ROWS,
@@ -207,7 +207,7 @@ class PrivateTraining(training.TrainingBase):
             self._layer_to_calibrate(examined) is not None
         )
         is_weighted = class_weight or data.rows.sample_weight is not None
-        if optimizer.learns_temperature and is_weighted and keras_private.layer_of_logits(self):
+        if optimizer.learns_temperature and is_weighted and keras_losses.layer_of_logits(self):
             self._private_state.remarks.append(
                 "No temperature is learned where rows have weights: probabilities are those of the "
                 "weighted rows, and not calibrated."
@@ -397,7 +397,7 @@ class PrivateTraining(training.TrainingBase):
         is_spread = backend.num_replicas(self) > 1 or backend.num_batch_shards() > 1
         if data.poisson is None or is_weighted or is_spread or backend.num_processes() > 1:
             return None
-        return keras_private.layer_of_logits(self)
+        return keras_losses.layer_of_logits(self)
 
     def _calibrate(self, data: training.TrainingData) -> float | None:
         """Divide the logits by the temperature of a release, once counted, and return it.

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend, examination, gradients, training
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses
 from keras_adaclip.clipping import Clipper
 from keras_adaclip.gradients import Batch, ClippedSum, Draws, Observed
 
@@ -90,7 +90,7 @@ def _observe(
         losses = losses + regularization
     clip_norms = clipping.state["clip_norm"]
     with training.keeping_metrics_only(model):
-        tracker = keras_private.loss_tracker(model)
+        tracker = keras_losses.loss_tracker(model)
         tracker.update_state(losses, ops.cast(counted, "float32"))
         tracker.count_left_out(left_out)
         gradients.update_loss_trackers(model, observed.loss_increments, counted)

@@ -21,7 +21,7 @@ import numpy as np
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses
 from keras_adaclip.gradients import Batch, call_model
 
 # The most likely temperature without any data, and those of the release.
@@ -36,7 +36,7 @@ def sums_of_gaps(model: keras.Model, dataset: Any, size: int) -> np.ndarray:
     """Return the sums, over the rows that may be drawn, of confidence less hits. Not private.
 
     Args:
-        model: A model of which `keras_private.layer_of_logits` is known.
+        model: A model of which `keras_losses.layer_of_logits` is known.
         dataset: A `PoissonDataset` of its training data.
         size: The number of rows that pass through the model at a time.
 
@@ -55,7 +55,7 @@ def sums_of_gaps(model: keras.Model, dataset: Any, size: int) -> np.ndarray:
         with keras.StatelessScope(list(zip(variables, values, strict=True))):
             outputs = call_model(model, Batch(x).x, training=False)
             (outputs,), (y,) = map(keras.tree.flatten, (outputs, y))
-            logits = keras_private.logits_of(model, outputs)
+            logits = keras_losses.logits_of(model, outputs)
         return _gaps(ops.cast(logits, "float32"), y)
 
     evaluate, total = backend.Evaluator(gaps, model), np.zeros(len(TEMPERATURES))

@@ -17,7 +17,7 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip import callbacks as own_callbacks
 from keras_adaclip.accounting import NO_TUNING, rows_per_unit
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.gradients import Batch, mapped
 from keras_adaclip.optimizers import NO_LEGACY_FILE, DPOptimizer
 from keras_adaclip.sampling import SourceBatches, from_frames, padding
@@ -72,7 +72,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         """Compile as Keras does, with a loss that counts what steps leave out."""
         self._private_state.reports_metrics = kwargs.pop("report_training_metrics", True)
         super().compile(*args, **kwargs)
-        keras_private.set_attribute(self, "_loss_tracker", keras_private.LossOfCounted())
+        keras_private.set_attribute(self, "_loss_tracker", keras_losses.LossOfCounted())
 
     def _require_compiled(self) -> None:
         """Raise unless the model is compiled and no run with its optimizer is under way."""

@@ -9,7 +9,7 @@ import keras
 
 from keras_adaclip import accounting, backend
 from keras_adaclip.accounting import LedgerRow, Sampling, Unit, rounded_up
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses
 from keras_adaclip.examination import refuse_other_weights
 from keras_adaclip.training.processes import refuse_disagreement
 
@@ -105,7 +105,7 @@ class RunOfSteps(keras.callbacks.Callback):
         if self._left_out is None:
             return
         announced = self._left_out * (self._data.steps_per_epoch or 1)
-        found = int(backend.array_of(keras_private.loss_tracker(self.model).left_out))
+        found = int(backend.array_of(keras_losses.loss_tracker(self.model).left_out))
         self._left_out = None
         if found > announced + 5.0 * math.sqrt(announced):
             print(

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from keras_adaclip import backend
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.examination import PrivacyIssue, refuse
 from keras_adaclip.gradients import Batch, ClippedSum, Totals, call_model
 
@@ -135,16 +135,16 @@ def update_metrics(model: keras.Model, batch: Batch, y_pred: Any) -> dict[str, T
         return dict(model.compute_metrics(batch.x, batch.y, y_pred, weights))
     if keras_private.is_own(model, "compute_metrics"):
         present = ops.cast(mask, "float32")
-        masked = functools.partial(keras_private.masked_weight, present=present)
+        masked = functools.partial(keras_losses.masked_weight, present=present)
         weights = present if weights is None else keras.tree.map_structure(masked, weights)
 
     def update(y: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Update the compiled metrics with the rows of the mask."""
-        given = keras_private.masked_metrics(model, y, y_pred, sample_weight, mask)
+        given = keras_losses.masked_metrics(model, y, y_pred, sample_weight, mask)
         for metric, target, output, weights in given:
             metric.update_state(target, output, sample_weight=weights)
 
-    with keras_private.updating_metrics_with(model, update):
+    with keras_losses.updating_metrics_with(model, update):
         return dict(model.compute_metrics(batch.x, batch.y, y_pred, weights))
 
 

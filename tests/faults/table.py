@@ -610,9 +610,9 @@ models/test_refusals.py::test_an_own_function_that_trains_is_refused
 + _STEPS = ("train_step",)
 # metrics of a user's class dropped | training/step_parts.py
 federated/test_models.py::test_own_metrics_are_those_of_the_local_steps
-- with keras_private.updating_metrics_with(model, update):
+- with keras_losses.updating_metrics_with(model, update):
 -         return dict(model.compute_metrics(batch.x, batch.y, y_pred, weights))
-+ with keras_private.updating_metrics_with(model, update):
++ with keras_losses.updating_metrics_with(model, update):
 +         return dict(keras.Model.compute_metrics(model, batch.x, batch.y, y_pred, weights))
 # layers that training alone calls are never built | backend/keras_private.py
 models/test_kinds_of_models.py::test_layers_that_are_never_called_change_nothing
@@ -1055,7 +1055,7 @@ models/test_temperature.py::test_sums_are_those_of_a_loop_over_the_rows_that_may
 models/test_temperature.py::test_noise_is_that_of_the_counted_row_and_is_drawn_once
 - row, self.counted_release = self.counted_release, None
 + row = self.counted_release
-# a temperature of a layer that mixes rows at inference | backend/keras_private.py
+# a temperature of a layer that mixes rows at inference | backend/keras_losses.py
 models/test_temperature.py::test_other_models_and_runs_release_nothing_more
 - type(each).__module__.startswith(ours) and type(each) is not kinds.Lambda
 + True

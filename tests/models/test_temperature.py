@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import keras_adaclip as ka
-from keras_adaclip.backend import keras_private
+from keras_adaclip.backend import keras_losses
 from keras_adaclip.models import temperature
 
 RNG = np.random.default_rng(0)
@@ -326,7 +326,7 @@ def test_other_models_and_runs_release_nothing_more(name):
     model.fit(X, y, epochs=2, verbose=0, **options)
     assert model.optimizer.counted_release is None
     assert all(row.expected_batch_size < 60 for row in model.privacy_ledger)
-    assert keras_private.layer_of_logits(model) is None or options
+    assert keras_losses.layer_of_logits(model) is None or options
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ FOLDERS = {
     "training": (2_096, 12),
     "gradients": (1_821, 17),
     "federated": (1_770, 15),
-    "backend": (1_623, 10),
+    "backend": (1_637, 11),
     "examination": (1_382, 9),
     "optimizers": (1_180, 8),
     "tuners": (1_060, 7),
@@ -42,7 +42,7 @@ FOLDERS = {
 # Lines of `tests/`, whole.
 LINES_OF_TESTS = 27_168
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (54, 713), "in a step": (36, 244)}
+EXECUTED = {"before the first step": (55, 713), "in a step": (37, 244)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
