@@ -306,6 +306,11 @@ class RunBounds:
         """The relation under which the bound is stated."""
         return neighboring_relation(self._rows())
 
+    @property
+    def rows_per_unit(self) -> int:
+        """The most rows of a person whom the bound is about; 0 if it is about other units."""
+        return rows_per_unit(self._rows())
+
     def covers(self, ledger: Ledger) -> bool:
         """Return whether a run with this ledger has kept the bound.
 
@@ -320,7 +325,7 @@ class RunBounds:
         if ledger.unit not in {plan.unit for plan in self.plans}:
             return False
         # The best run protects persons only if each run does, and so many of their rows.
-        most = rows_per_unit(self._rows())
+        most = self.rows_per_unit
         if not min(1, most) <= rows_per_unit(ledger) <= most:
             return False
         # The series of `dp_accounting` does not converge at some orders, which depend on the noise.

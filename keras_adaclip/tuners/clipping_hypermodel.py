@@ -25,14 +25,15 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
 
     `search` takes arrays and other arguments of `fit`. Arguments that the trial decides
     (`batch_size`), or that differ from the calibration (`epochs` beyond the planned ones,
-    `steps_per_epoch`, `sampling`, another number of rows), end the search with an error before it
-    trains.
+    `steps_per_epoch`, `sampling`, another number of rows, `unit_ids` without `max_rows_per_unit`
+    here), end the search with an error before it trains.
 
     Args:
         build_model: A function of the hyperparameters (an argument without default, or named `hp`),
             or of nothing, that returns a new Keras model: a private one, or a Functional or
             Sequential one, which is made private. It must know its input shape.
-        num_examples: An int, the number of rows of training data, taken to be public.
+        num_examples: An int, the number of rows of training data, taken to be public. With
+            `max_rows_per_unit`, rows beyond it are left out and do not count.
         epochs: An int from 1, the longest run of one model.
         target_epsilon: A positive float, epsilon of a whole trial; give this and `delta`, or
             `noise_multiplier`.
@@ -49,6 +50,9 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         loss: As in `compile`.
         metrics: As in `compile`.
         accountant: `"pld"` (tight) or `"rdp"`, for the calibration.
+        max_rows_per_unit: An int from 1, the most rows of a person that train, whose epsilon is
+            then meant; `search` takes it too, with `unit_ids`, as in `fit`. None protects single
+            rows.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -106,6 +110,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         loss: Any = None,
         metrics: Any = None,
         accountant: str = "pld",
+        max_rows_per_unit: int | None = None,
     ) -> None:
         if (target_epsilon is None) == (noise_multiplier is None):
             raise ValueError(
@@ -125,6 +130,9 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
         if noise_multiplier is not None:
             noise_multiplier = _checks.check_noise_multiplier(noise_multiplier)
         self.noise_multiplier = noise_multiplier
+        if max_rows_per_unit is not None:
+            _checks.check_integer("max_rows_per_unit", max_rows_per_unit, minimum=1)
+        self.max_rows_per_unit = max_rows_per_unit
         if batch_sizes is None:
             usual = [size for size in (256, 512, 1024) if 2 * size <= self.num_examples]
             batch_sizes = usual or [math.ceil(self.num_examples / 4)]
@@ -220,6 +228,15 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
                 "calibrated: give `ClippingHyperModel(epochs=...)` the longest run (`max_epochs` "
                 f"of `Hyperband`). Received: epochs={epochs}"
             )
+        ids, most = (arguments.get(name) for name in ("unit_ids", "max_rows_per_unit"))
+        planned_most = self.max_rows_per_unit
+        if most != planned_most or (ids is None) != (planned_most is None):
+            raise keras_tuner.errors.FatalValueError(
+                "The noise is calibrated for the `max_rows_per_unit` of `ClippingHyperModel`. "
+                "Give `search` the same one and `unit_ids`, or leave all three out. Received: "
+                f"unit_ids of type {type(ids).__name__}, max_rows_per_unit={most}, and "
+                f"ClippingHyperModel(max_rows_per_unit={planned_most})"
+            )
         batch_size = hp.get("batch_size")
         planned, steps_per_epoch = self._planned_row(batch_size), self._steps_per_epoch(batch_size)
         guard = _PlanGuard(planned, steps_per_epoch)
@@ -277,8 +294,12 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
     def _planned_row(self, batch_size: int) -> accounting.LedgerRow:
         """Return the row of a trial before it has run."""
         noise_multiplier = self._noise_multiplier(batch_size)
-        return accounting.LedgerRow.open(
-            accounting.Sampling.POISSON, batch_size, self.num_examples, noise_multiplier
+        return accounting.LedgerRow(
+            accounting.Sampling.POISSON,
+            batch_size,
+            self.num_examples,
+            noise_multiplier,
+            rows_per_unit=self.max_rows_per_unit or 0,
         )
 
     def _noise_multiplier(self, batch_size: int) -> float:
@@ -294,6 +315,7 @@ class ClippingHyperModel(Printable, keras_tuner.HyperModel):
                     batch_size,
                     epochs=self.epochs,
                     accountant=self.accountant,
+                    max_rows_per_unit=self.max_rows_per_unit,
                 )
             except ValueError as error:
                 raise keras_tuner.errors.FatalValueError(str(error)) from error

@@ -105,6 +105,32 @@ def checked_fit_arguments(data: tuple[Any, ...], arguments: Mapping[str, Any]) -
     return {**arguments, "verbose": 0, "callbacks": copy.deepcopy(callbacks)}
 
 
+def refuse_other_unit(data: tuple[Any, ...], arguments: Mapping[str, Any], planned: int) -> None:
+    """Raise if runs would protect another unit than planned: rows, or persons with several.
+
+    Args:
+        data: The positional arguments of `search`.
+        arguments: Its named arguments.
+        planned: The most rows of a person in the plans; 0 for single rows.
+
+    Raises:
+        ValueError: If the plans are about another unit.
+    """
+    most = arguments.get("max_rows_per_unit")
+    sets = [each for each in (*data, *arguments.values()) if isinstance(each, PoissonDataset)]
+    most = max((each.rows_per_unit for each in sets), default=most)
+    has_ids = bool(sets and most) or arguments.get("unit_ids") is not None
+    if has_ids != (planned > 0) or most not in (None, planned):
+        raise ValueError(
+            "The plan of a run and its data must protect the same unit. Plan for persons by "
+            "`ClippingHyperModel(max_rows_per_unit=k)`, or by rows `LedgerRow(..., "
+            "rows_per_unit=k)` in `base` or `privacy_plan`, and give `search` `unit_ids` and the "
+            "same `max_rows_per_unit=k`; or leave all of them out. Received: plans for "
+            f"{f'persons with up to {planned} rows' if planned else 'single rows'}, unit_ids "
+            f"{'given' if has_ids else 'not given'}, max_rows_per_unit={most}"
+        )
+
+
 def draw_values(space: keras_tuner.HyperParameters, random: Callable[[], float]) -> dict[str, Any]:
     """Return the hyperparameters of one run, drawn from the distribution that a space declares.
 

@@ -75,7 +75,10 @@ class PrivateSearch(keras_tuner.Tuner):
         mean_trials: A float above 1, the mean of the number of runs.
         distribution: The distribution of that number: `"geometric"`, `"logarithmic"` or
             `"poisson"`. The last one can draw zero, and then nothing is released.
-        base: A `Ledger` or a `LedgerRow` that no run exceeds, instead of `privacy_plan`.
+        base: A `Ledger` or a `LedgerRow` that no run exceeds, instead of `privacy_plan`. For an
+            optimizer with a `target_epsilon` of its own: the `privacy_ledger` of one model that has
+            trained on made-up data, as many rows in the same `fit`. For `search(...,
+            unit_ids=...)`: one with `LedgerRow(..., rows_per_unit=max_rows_per_unit)`.
         target_epsilon: A positive float, epsilon of the whole search, to which the noise of each
             run is calibrated; None leaves the noise to the hypermodel.
         delta: A float in (0, 1), the delta of `target_epsilon`.
@@ -214,9 +217,11 @@ class PrivateSearch(keras_tuner.Tuner):
             RuntimeError: If nothing can be released, because a run has spent more than planned or
                 was not independent of others, or all runs failed; and if a search in the same
                 folder was interrupted or is still under way.
-            ValueError: If an argument would tell of losing runs, or there are no validation data.
+            ValueError: If an argument would tell of losing runs, there are no validation data, or
+                runs are planned for single rows and `unit_ids` given, or the other way round.
         """
         fit_kwargs = private_runs.checked_fit_arguments(fit_args, fit_kwargs)
+        private_runs.refuse_other_unit(fit_args, fit_kwargs, self.bounds.rows_per_unit)
         if self._state()[0] == private_runs.NOT_BEGUN:
             private_runs.PrivateRuns(self, fit_args, fit_kwargs).run()
         self._released()

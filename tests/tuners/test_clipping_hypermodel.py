@@ -62,7 +62,7 @@ class Epoch(keras.callbacks.Callback):
 FIRST_EPOCH = keras_tuner.Objective("val_epoch", "min")
 
 
-def search(name, space, folder, *, objective="val_loss", callbacks=(), **arguments):
+def search(name, space, folder, *, objective="val_loss", callbacks=(), units=None, **arguments):
     """The trials of a search with one of keras-tuner's tuners, and what each model has spent."""
     tuner = getattr(keras_tuner, name)(
         space, objective=objective, directory=folder, project_name="search", seed=0, **arguments
@@ -71,7 +71,8 @@ def search(name, space, folder, *, objective="val_loss", callbacks=(), **argumen
     validation = {"validation_data": (X, Y)} if isinstance(objective, str) else {}
     with warnings.catch_warnings(record=True) as warned:
         warnings.filterwarnings("always", ".*not counted")
-        tuner.search(X, Y, verbose=0, callbacks=[*callbacks, Ledgers(ledgers)], **validation)
+        options = {**validation, **(units or {})}
+        tuner.search(X, Y, verbose=0, callbacks=[*callbacks, Ledgers(ledgers)], **options)
     # Once a search, not at every trial.
     assert ["tuners.PrivateSearch" in str(each.message) for each in warned] == [True]
     trials = list(tuner.oracle.trials.values())
@@ -102,6 +103,27 @@ def test_every_trial_spends_the_target_at_its_batch_size(tmp_path):
     (best,) = tuner.get_best_models(1)
     assert best.privacy_spent(DELTA, "rdp").epsilon <= TARGET
     assert "4 have begun" in best.privacy_report(DELTA, group_sizes=()).tuning
+
+
+# Of 32 rows, 26 stay: one person has eight, the others have one or two.
+UNITS = {"unit_ids": np.maximum(np.arange(32) // 2, 3), "max_rows_per_unit": 2}
+
+
+@pytest.mark.parametrize("name", ["RandomSearch", "Hyperband"])
+def test_every_trial_spends_the_target_for_a_person(tmp_path, name):
+    space = hypermodel(target_epsilon=TARGET, num_examples=26, max_rows_per_unit=2)
+    lengths = {"Hyperband": {"max_epochs": 2, "factor": 2}}
+    options = lengths.get(name, {"max_trials": 2})
+    tuner, trials, ledgers = search(name, space, tmp_path, units=UNITS, **options)
+    assert len(ledgers) == len(trials) >= 2
+    for trial, ledger in zip(trials, ledgers, strict=True):
+        assert {(row.rows_per_unit, row.num_examples) for row in ledger} == {(2, 26)}
+        assert ledger.is_covered_by(space.privacy_plan(trial.hyperparameters))
+    assert 0.99 * TARGET < max(ledger_epsilon(each, DELTA, "rdp") for each in ledgers) <= TARGET
+    (best,) = tuner.get_best_models(1)
+    spent = best.privacy_spent(DELTA, "rdp")
+    assert (spent.unit, spent.rows_per_unit) == ("person", 2)
+    assert spent.epsilon <= TARGET
 
 
 def test_models_of_an_own_hypermodel_say_that_the_search_is_not_counted(tmp_path):
@@ -223,6 +245,10 @@ class TrainsAfterwards(keras.callbacks.Callback):
         self.model.train_on_batch(X, Y)
 
 
+def of_persons():
+    return hypermodel(max_rows_per_unit=3)
+
+
 def without_shape():
     return hypermodel(build_model=lambda: keras.Sequential([keras.layers.Dense(1)]))
 
@@ -233,6 +259,10 @@ def without_shape():
         (hypermodel, {"batch_size": 8}, "`batch_size` must be left out"),
         (hypermodel, {"steps_per_epoch": 9}, "`steps_per_epoch` must be left out"),
         (hypermodel, {"sampling": "shuffle"}, "`sampling` must be left out"),
+        (hypermodel, UNITS, r"Received: .* max_rows_per_unit=2, .*\(max_rows_per_unit=None\)"),
+        (of_persons, UNITS, r"Received: .* max_rows_per_unit=2, .*\(max_rows_per_unit=3\)"),
+        (of_persons, {}, r"Received: unit_ids of type NoneType, max_rows_per_unit=None"),
+        (of_persons, {"max_rows_per_unit": 3}, r"Received: unit_ids of type NoneType"),
         (hypermodel, {"epochs": 3}, "at most 2, for which the noise was calibrated"),
         (hypermodel, {"validation_split": 0.25}, "Received: .* of 24.*; planned: .* of 32"),
         (hypermodel, {"callbacks": [LowersTheNoise()]}, "would spend more than planned"),
@@ -254,6 +284,7 @@ def test_what_would_spend_more_than_planned_ends_the_search(make, arguments, wor
     [
         ({"noise_multiplier": None}, ValueError, "Exactly one of"),
         ({"target_epsilon": 1.0, "delta": None}, TypeError, "`delta`"),
+        ({"max_rows_per_unit": 0}, ValueError, "`max_rows_per_unit`"),
         ({"batch_sizes": (8, 64)}, ValueError, "`batch_sizes` must lie between 1 and 32"),
         ({"optimizer": keras.optimizers.SGD(clipnorm=1.0)}, ValueError, "`clipnorm`"),
         ({"build_model": "model"}, TypeError, "'model' is not a callable object"),

@@ -1,14 +1,16 @@
 """The cost of a private search: known before the first run, kept by every run, calibrated."""
 
 import copy
+import dataclasses
 import functools
 
 import keras
+import keras_tuner
 import numpy as np
 import pytest
 
 import keras_adaclip as ka
-from keras_adaclip.accounting import RandomSelection, RunBounds
+from keras_adaclip.accounting import Ledger, RandomSelection, RunBounds
 from keras_adaclip.callbacks import PrivacyCallback
 from tests.tuners.hypermodels import (
     Regression,
@@ -248,6 +250,64 @@ def test_noise_is_calibrated_to_the_whole_search(is_public, tmp_path, monkeypatc
     assert {row.noise_multiplier for row in ledger} == {noise_multiplier}
 
 
+IDS = np.arange(32) // 2
+UNITS = {"unit_ids": IDS, "max_rows_per_unit": 2}
+
+
+class OfPersons(Regression):
+    def privacy_plan(self, hp):
+        (row,) = super().privacy_plan(hp)
+        return Ledger((dataclasses.replace(row, rows_per_unit=2),))
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_a_search_is_accounted_by_person(is_sampled, tmp_path, monkeypatch):
+    draw_numbers(monkeypatch, 3)
+    search = search_of(OfPersons(), tmp_path, target_epsilon=3.0, delta=DELTA)
+    if is_sampled:
+        search.hypermodel.fit = lambda hp, model, x, **options: model.fit(x, epochs=2, **options)
+        search.search(sampled(*data(), **UNITS), validation_data=data(1))
+    else:
+        run(search, **UNITS)
+    spent, (row,) = search.privacy_spent(DELTA), search.best_model().privacy_ledger
+    assert (spent.unit, spent.rows_per_unit, row.rows_per_unit) == ("person", 2, 2)
+    assert 0.99 * 3.0 <= spent.epsilon <= 3.0
+    # The same noise costs less where each person has one row.
+    noise_multiplier = search.hypermodel.noise_multiplier
+    assert spent.epsilon > 1.5 * RandomSelection(10).epsilon(planned(noise_multiplier), DELTA)
+
+
+class PlansItsNoise(Regression):
+    """Its optimizer plans the noise of each run."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def build(self, hp):
+        model = super().build(hp)
+        model.compile(self.make(target_epsilon=2.0, delta=DELTA), "mean_squared_error")
+        return model
+
+
+@pytest.mark.parametrize("units", [{}, UNITS])
+@pytest.mark.parametrize(
+    "make", [ka.optimizers.AutoDPOptimizer, functools.partial(ka.optimizers.DPOptimizer, "sgd")]
+)
+def test_the_ledger_of_one_run_on_other_data_covers_runs_that_plan_their_noise(
+    make, units, tmp_path, monkeypatch
+):
+    draw_numbers(monkeypatch, 2)
+    hypermodel, hp = PlansItsNoise(make), keras_tuner.HyperParameters()
+    model = hypermodel.build(hp)
+    hypermodel.fit(hp, model, *data(5), verbose=0, **units)
+    search = run(search_of(hypermodel, tmp_path, base=model.privacy_ledger), **units)
+    spent, unit = search.privacy_spent(DELTA), "person" if units else "example"
+    assert search.best_model().privacy_spent(DELTA).unit == spent.unit == unit
+    # PLD, for which the run was planned, is tighter.
+    assert spent.epsilon > spent.epsilon_of_one_run >= model.privacy_spent(DELTA).epsilon > 1.9
+
+
 class BestAtFirst(Regression):
     """Its first epoch is the best one."""
 
@@ -320,8 +380,28 @@ def with_callback(callback):
     return {"validation_data": data(1), "callbacks": [callback]}
 
 
+def of_units(**units):
+    return {"validation_data": data(1), **units}
+
+
 def drawn(**options):
     return {"x": sampled(*data(), **options), "y": None, "validation_data": data(1)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "received"),
+    [
+        ({}, "unit_ids not given, max_rows_per_unit=None"),
+        ({"max_rows_per_unit": 2}, "unit_ids not given, max_rows_per_unit=2"),
+        ({**UNITS, "max_rows_per_unit": 3}, "unit_ids given, max_rows_per_unit=3"),
+        ({**UNITS, "max_rows_per_unit": 1}, "unit_ids given, max_rows_per_unit=1"),
+    ],
+)
+def test_plans_for_persons_need_their_ids_before_anything_is_drawn(tmp_path, arguments, received):
+    search = search_of(OfPersons(), tmp_path)
+    with pytest.raises(ValueError, match=f"plans for persons with up to 2 rows, {received}"):
+        run(search, **arguments)
+    assert not (tmp_path / "p" / "private_search.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -336,6 +416,8 @@ def drawn(**options):
         (Scored(), drawn(seed=7), r"needs `seed=None`.* Received: seed=7"),
         # The first run would choose it.
         (Scored(), drawn(max_batch_size="auto"), "max_batch_size='auto'"),
+        (Scored(), of_units(**UNITS), "Received: plans for single rows, unit_ids given"),
+        (Scored(), drawn(**UNITS), "plans for single rows, unit_ids given, max_rows_per_unit=2"),
         (Seeded(), {"validation_data": data(1)}, "several runs draw the same noise"),
         (plain_model, {"validation_data": data(1)}, "must return a compiled private model"),
     ],
