@@ -111,8 +111,8 @@ class TrainingData(RunSettings):
                 "is not private.) Give every class a weight.",
                 stacklevel=4,
             )
-        most, distinct = most_copies((known.x, known.y))
-        if most >= _MANY_COPIES:
+        most, distinct, is_of_class = most_copies(known.x, known.y)
+        if (most >= _MANY_COPIES or is_of_class) and not self.rows_per_unit:
             warnings.warn(
                 f"A row of the data stands {most:,} times: {distinct:,} of {self.num_examples:,} "
                 "rows differ. (These counts are not private.) Epsilon protects one row, and "

@@ -44,6 +44,8 @@ def two_heads():
     return model
 
 
+# Ten rows of class 1 stand three times, and the thirty of class 0 once.
+COPIED, CLASSES = np.concatenate([X[:30], np.repeat(X[30:], 3, axis=0)]), np.repeat([0, 1], 30)
 # By name: what is fitted, on which targets and with which arguments; what tells of it, in which
 # words.
 MISTAKES = {
@@ -71,6 +73,10 @@ MISTAKES = {
     "repeated rows": (
         *(classifier, np.repeat([0, 1, 0, 1], 10), {"x": np.repeat(X[:4], 10, 0)}),
         *(UserWarning, "stands 10 times: 4 of 40.*not private"),
+    ),
+    "copies of one class": (
+        *(classifier, CLASSES, {"x": COPIED}),
+        *(UserWarning, "stands 3 times: 40 of 60.*not private.*`class_weight`"),
     ),
     **{
         name: (classifier, Y, {"callbacks": [callback], "validation_data": (X, Y)}, *told)
@@ -141,6 +147,13 @@ FINE = {
         *(classifier, np.repeat([0, 1], 20)),
         {"x": np.repeat([[0, 1, np.nan, np.inf], [1, 0, 1, 0]], [4, 36], 0).astype("float32")},
     ),
+    "copies in both classes": (classifier, CLASSES, {"x": np.repeat(X[:30], 2, axis=0)}),
+    "copies of few rows": (classifier, CLASSES[15:45], {"x": COPIED[15:45]}),
+    "copies of one person": (
+        *(classifier, CLASSES),
+        {"x": COPIED, "unit_ids": np.minimum(np.arange(60), 30), "max_rows_per_unit": 30},
+    ),
+    "few kinds of fractions": (classifier, Y, {"x": 0.7 * np.sign(X)}),
     "few kinds of rows": (classifier, Y, {"x": np.round(X).clip(0, 1)}),
 }
 
