@@ -129,6 +129,7 @@ def least_noise_multiplier(
     target_epsilon: float,
     guess: float = 1.0,
     tolerance: float = _TOLERANCE,
+    budget: str = "target_epsilon",
 ) -> float:
     """Return the least noise multiplier with which `epsilon` stays within a privacy budget.
 
@@ -138,6 +139,7 @@ def least_noise_multiplier(
         target_epsilon: The budget, positive.
         guess: The first noise multiplier to try.
         tolerance: How far below the target epsilon may be, as a share of it.
+        budget: The name of the argument that the target comes from, if `epsilon` is another figure.
 
     Returns:
         A noise multiplier that float32 holds exactly, with an epsilon within the tolerance.
@@ -150,15 +152,16 @@ def least_noise_multiplier(
     noise, reached = _crossing(epsilon, target, guess, tolerance)
     if (1 - _LARGEST_JUMP) * target <= reached <= target:
         return noise
+    name = budget.removeprefix("target_").removeprefix("max_").replace("_", " ")
     if reached > target:
-        remedy = "Use a larger `delta`, or fewer steps."
+        remedy = f"Use a larger `delta` or `{budget}`, or fewer steps."
     elif noise <= 1.001 * _LEAST_NOISE:
         remedy = f"A noise multiplier below {_LEAST_NOISE:g} protects nobody: use a smaller target."
     else:
-        remedy = "The bound jumps there: use a larger `target_epsilon`, or accountant='pld'."
+        remedy = f"The bound jumps there: use a larger `{budget}`, or accountant='pld'."
     raise ValueError(
-        f"No noise multiplier reaches the target epsilon: the nearest epsilon is {reached:.6g}. "
-        f"{remedy} Received: target_epsilon={target}"
+        f"No noise multiplier reaches the target {name}: the nearest {name} is {reached:.6g}. "
+        f"{remedy} Received: {budget}={target}"
     )
 
 

@@ -243,7 +243,7 @@ def plan(
     if noise is None:
         for coarseness in (COARSENESS, 1):
             of_noise = functools.partial(spent, coarseness, epochs)
-            noise = calibrate.least_noise_multiplier(of_noise, target, noise or 1.0)
+            noise = calibrate.least_noise_multiplier(of_noise, target, noise or 1.0, budget=budget)
     if epochs is None:
         most = min(_MOST_EPOCHS, _checks.INT32_MAX // math.ceil(num_examples / batch_size))
         guess = calibrate.largest_within(lambda n: spent(COARSENESS, n, noise) <= target, most)

@@ -375,7 +375,8 @@ class ReportInWords:
 
     def _review(self) -> Rows:
         """Return what NIST SP 800-226 asks: what the library knows, and what the user states."""
-        numbers = {f"{row.num_examples:,}": "" for row in self.mechanisms if row.num_examples}
+        numbers = dict.fromkeys(map(self._size, self.mechanisms))
+        numbers.pop("0", None)
         ran = sorted({each for row in self.mechanisms for each in row.samplings})
         made = f"tables made from data: {self.preprocessing}; " if self.preprocessing else ""
         texts = {
@@ -392,6 +393,14 @@ class ReportInWords:
         for name, text in self.statements.items():
             texts[name] = f"{texts.get(name, '')}; as stated: {text}".removeprefix("; ")
         return [(_line(name), _line(text)) for name, text in texts.items()]
+
+    def _size(self, row: LedgerRow) -> str:
+        """Return how many units or rows the data had, and how many persons have as many rows."""
+        size, most = f"{row.num_examples:,}", row.rows_per_unit
+        if not self.rows_per_unit or not row.num_examples:
+            return size
+        least = f"{math.ceil(row.num_examples / most):,} to " * (most > 1)
+        return f"{size}, of {least}{size} persons"
 
     def _identity(self) -> Rows:
         """Return what the report is about."""

@@ -114,7 +114,8 @@ class TradeoffCurve:
     def posterior(self, prior: float, false_positive_rate: float = 0.01) -> float:
         """Return the largest share of members among those whom a test takes for members.
 
-        It falls with the false positive rate: a test that accuses fewer can be right more often.
+        It is that of all tests with exactly this false positive rate, and falls with the rate: a
+        test that accuses fewer can be right more often, up to always.
 
         Args:
             prior: The share of members among those tested, between 0 and 1.

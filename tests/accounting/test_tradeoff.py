@@ -205,7 +205,19 @@ def test_a_plan_for_a_risk():
     for wrong, message in (
         ({"max_true_positive_rate": 0.01, "epochs": 1}, "must exceed"),
         ({"max_true_positive_rate": 0.1, "target_epsilon": 1.0, "epochs": 1}, "not both"),
-        ({"max_true_positive_rate": 0.1, "noise_multiplier": 0.1}, "No `epochs` reaches"),
+        (
+            {"max_true_positive_rate": 0.1, "noise_multiplier": 0.1},
+            "No `epochs` reaches the target true positive rate: one epoch has true positive rate 0",
+        ),
+        (
+            {"max_true_positive_rate": 0.01 + 1e-14, "epochs": 10_000},
+            "reaches the target true positive rate: the nearest true positive rate is 0.*larger "
+            "`delta` or `max_true_positive_rate`.*Received: max_true_positive_rate=",
+        ),
+        (
+            {"max_true_positive_rate": 1 - 1e-9, "epochs": 1},
+            "reaches the target true positive rate: .*use a smaller target",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             plan(**wrong, **RUN)

@@ -39,6 +39,11 @@ def test_epsilon_is_that_of_a_group(most, sampling):
     assert spent.epsilon == report.epsilon == pytest.approx(expected, rel=1e-9)
     assert (spent.unit, spent.rows_per_unit, report.unit) == ("person", most, "person")
     assert f"one person with up to {most} row" in str(spent)
+    # The ledger has the number of rows. Their persons lie between these.
+    number = facts(model)["num_examples"]
+    least = "" if most == 1 else f"{math.ceil(number / most)} to "
+    size = f"{number}, of {least}{number} persons; public, not protected"
+    assert dict(report.rows())["number of rows"] == size
     # That of a row is another, but for one row of a person.
     by_row = [ka.accounting.LedgerRow.open(**facts(model)).advance(model.privacy_ledger.steps)]
     is_same = ledger_epsilon(by_row, DELTA) == pytest.approx(spent.epsilon, rel=1e-3)
