@@ -270,8 +270,7 @@ class Ledger:
         Args:
             multiple: Spaces fill the text up to a multiple of this number of bytes.
         """
-        text = self.to_json().encode()
-        return np.frombuffer(text.ljust(-(-len(text) // multiple) * multiple), np.uint8)
+        return padded_bytes(self.to_json(), multiple)
 
     @classmethod
     def from_array(cls, values: npt.ArrayLike) -> Self:
@@ -284,6 +283,12 @@ class Ledger:
             ValueError: If they are no ledger, or the numbers of a row are impossible.
         """
         return cls.from_json(np.asarray(values).astype(np.uint8).tobytes())
+
+
+def padded_bytes(text: str, multiple: int) -> npt.NDArray[np.uint8]:
+    """Return the bytes of a text, filled up with spaces to a multiple of a number of bytes."""
+    encoded = text.encode()
+    return np.frombuffer(encoded.ljust(-(-len(encoded) // multiple) * multiple), np.uint8)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

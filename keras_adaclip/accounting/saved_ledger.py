@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from keras_adaclip.accounting.ledger import Ledger
+from keras_adaclip.accounting.ledger import Ledger, padded_bytes
 
 # The names of the arrays of a private model besides its variables.
 LEDGER_KEY = "privacy_ledger"
@@ -110,13 +110,14 @@ def read_saved_privacy(path: str | Path) -> SavedPrivacy:
         ) from error
 
 
-def facts_to_array(facts: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
+def facts_to_array(facts: Mapping[str, Any], multiple: int = 1) -> npt.NDArray[np.uint8]:
     """Return facts of a model as the bytes of a JSON text, for saving.
 
     Args:
         facts: Arguments of `PrivacyReport.from_ledger` by name: texts, or texts by name.
+        multiple: As of `Ledger.to_array`.
     """
-    return np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    return padded_bytes(json.dumps(facts), multiple)
 
 
 def facts_from_array(values: npt.NDArray[Any]) -> dict[str, Any]:

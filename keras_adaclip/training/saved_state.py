@@ -121,7 +121,7 @@ class SavedState(PlainCopy):
         return config
 
     def get_state_tree(self, value_format: str = "backend_tensor") -> dict[str, Any]:
-        """Return Keras's state tree, with the ledger among the non-trainable variables.
+        """Return Keras's state tree, with ledger and facts among the non-trainable variables.
 
         The noise key is left out, and so are the metrics: they hold sums over training rows without
         noise.
@@ -137,6 +137,7 @@ class SavedState(PlainCopy):
         # Orbax takes no arrays without numbers.
         state = {key: value for key, value in self._privacy_state().items() if value.size}
         state[LEDGER_KEY] = Ledger.from_array(state[LEDGER_KEY]).to_array(_BYTES_IN_TREES)
+        state[FACTS_KEY] = facts_to_array(self._facts(), _BYTES_IN_TREES)
         if value_format == "backend_tensor":
             state = {key: keras.ops.convert_to_tensor(value) for key, value in state.items()}
         tree["non_trainable_variables"].update(state)
@@ -159,13 +160,13 @@ class SavedState(PlainCopy):
         frozen = dict(tree.get("non_trainable_variables", {}))
         of_optimizer_too = (path[-1] for path, _ in keras.tree.flatten_with_path(of_optimizer))
         _refuse_earlier_versions([*frozen, *map(str, of_optimizer_too)])
-        state = {key: frozen.pop(key) for key in _STATE_KEYS if key in frozen}
+        state = {key: frozen.pop(key) for key in _SAVED_KEYS if key in frozen}
         if "non_trainable_variables" in tree:
             tree["non_trainable_variables"] = frozen
         ledger = of_optimizer.pop(LEDGER_KEY, None)
         if ledger is not None:
             self._load_privacy_state({LEDGER_KEY: ledger}, has_weights=False)
-        self._load_privacy_state(state, has_weights="trainable_variables" in tree)
+        self._take_over(state, has_weights="trainable_variables" in tree)
         has_optimizer = getattr(self, "optimizer", None) is not None
         values = self._values_of_optimizer(of_optimizer) if has_optimizer else {}
         super().set_state_tree(tree)
@@ -273,14 +274,19 @@ class SavedState(PlainCopy):
         store.get(place)
         return found
 
-    def _take_over(self, state: dict[str, Any]) -> None:
-        """Include a saved ledger and what else is beside it, if anything is."""
+    def _take_over(self, state: dict[str, Any], has_weights: bool = True) -> None:
+        """Include a saved ledger and what else is beside it, if anything is.
+
+        Args:
+            state: The arrays under `_SAVED_KEYS`.
+            has_weights: Whether the weights come with it.
+        """
         facts = state.pop(FACTS_KEY, None)
-        known = {} if facts is None else facts_from_array(facts)
+        known = {} if facts is None else facts_from_array(keras.ops.convert_to_numpy(facts))
         tuning = known.get("tuning", NO_TUNING)
         self.public_preprocessing |= known.get("preprocessing") == STATED_PUBLIC
         weights.note_public_changes(self.weights, known.get("public_changes", ""))
-        self._load_privacy_state(state)
+        self._load_privacy_state(state, has_weights)
         if self.tuning == NO_TUNING:
             self.tuning = tuning
         # A tuner that loads a trial has counted more trials since than the file tells.

@@ -216,7 +216,7 @@ def test_a_plan_for_a_risk():
         ),
         (
             {"max_true_positive_rate": 1 - 1e-9, "epochs": 1},
-            "reaches the target true positive rate: .*use a smaller target",
+            "jumps there: use a larger `max_true_positive_rate`",
         ),
     ):
         with pytest.raises(ValueError, match=message):

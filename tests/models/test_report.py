@@ -196,7 +196,12 @@ def test_a_public_change_is_declared_and_kept(tmp_path):
     path = tmp_path / "model.keras"
     model.save(path)
     loaded = keras.models.load_model(path)
-    reports = [each.privacy_report(DELTA, ()) for each in (model, loaded)]
+    loaded.tuning = "a search of two trials"
+    restored = [type(loaded).from_config(loaded.get_config()) for _ in range(2)]
+    for other, form in zip(restored, ("numpy_array", "backend_tensor"), strict=True):
+        other.set_state_tree(loaded.get_state_tree(form))
+        assert other.tuning == loaded.tuning
+    reports = [each.privacy_report(DELTA, ()) for each in (model, loaded, *restored)]
     reports.append(PrivacyReport.from_file(path, DELTA, group_sizes=()))
     for report in reports:
         assert report.public_changes == reasons
