@@ -109,17 +109,22 @@ def most_copies(x: Any, y: Any) -> tuple[int, int, bool]:
 
     Args:
         x: A structure of arrays with the same number of rows, and None.
-        y: Targets, likewise.
+        y: Targets, likewise; classes are known if they are one array.
     """
-    x, y = ([part for part in keras.tree.flatten(each) if part is not None] for each in (x, y))
-    if any(isinstance(part, SparseRows) for part in (*x, *y)):
+    given = [part for part in keras.tree.flatten((y, x)) if part is not None]
+    if any(isinstance(part, SparseRows) for part in given):
         return 0, 0, False
-    arrays = list(map(as_array, (*y, *x)))
+    arrays = list(map(as_array, given))
     if sum(array.size for array in arrays) > _MOST_NUMBERS:
         return 0, 0, False
     texts = [array.astype("U") if array.dtype.kind == "O" else array for array in arrays]
-    rows = (tuple(part.tobytes() for part in row) for row in zip(*texts, strict=True))
-    hashes = np.array([(hash(row), hash(row[: len(y)])) for row in rows])
+    has_classes = int(hasattr(y, "shape"))
+    hashes = np.array(
+        [
+            (hash(read := tuple(part.tobytes() for part in row)), hash(read[:has_classes]))
+            for row in zip(*texts, strict=True)
+        ]
+    )
     _, numbers, times = np.unique(hashes[:, 0], return_inverse=True, return_counts=True)
     heads = [np.nan_to_num(array[:100]) for array in arrays if array.dtype.kind == "f"]
     is_fine = 2 * len(times) > len(hashes) or any((head != np.floor(head)).any() for head in heads)
