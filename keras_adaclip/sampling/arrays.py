@@ -121,7 +121,7 @@ def most_copies(x: Any, y: Any) -> tuple[int, int, bool]:
     has_classes = int(hasattr(y, "shape"))
     hashes = np.array(
         [
-            (hash(read := tuple(part.tobytes() for part in row)), hash(read[:has_classes]))
+            (hash(whole := tuple(part.tobytes() for part in row)), hash(whole[:has_classes]))
             for row in zip(*texts, strict=True)
         ]
     )
