@@ -116,10 +116,10 @@ def refuse_other_unit(data: tuple[Any, ...], arguments: Mapping[str, Any], plann
     Raises:
         ValueError: If the plans are about another unit.
     """
-    most = arguments.get("max_rows_per_unit")
     sets = [each for each in (*data, *arguments.values()) if isinstance(each, PoissonDataset)]
-    most = max((each.rows_per_unit for each in sets), default=most)
-    has_ids = bool(sets and most) or arguments.get("unit_ids") is not None
+    of_sets = max((each.rows_per_unit for each in sets), default=None)
+    most = arguments.get("max_rows_per_unit") or of_sets
+    has_ids = bool(of_sets) or arguments.get("unit_ids") is not None
     if has_ids != (planned > 0) or most not in (None, planned):
         raise ValueError(
             "The plan of a run and its data must protect the same unit. Plan for persons by "
