@@ -42,6 +42,8 @@ class GradientPlan:
             layer-wise.
         batched: For layers with the general rule, the positions of the arguments that have a
             batch axis.
+        repeated: Layers that are called on something without a batch axis, such as the positions in
+            a text. They are called on a copy for each example.
         fast_calls: Faster equivalents of the `call` of some layers.
         draws: Whether a pass in training mode draws random numbers.
         forms: By the `id` of each variable that a pass uses, the form of its gradients, and the
@@ -57,6 +59,7 @@ class GradientPlan:
     variables: Mapping[keras.Layer, list[keras.Variable]]
     looped_reason: str | None = None
     batched: Mapping[keras.Layer, frozenset[int]] = field(default_factory=dict)
+    repeated: frozenset[keras.Layer] = frozenset()
     fast_calls: Calls = field(default_factory=dict)
     draws: bool = False
     forms: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
@@ -85,6 +88,8 @@ class TapRecorder:
 
     Args:
         tap: Function that registers a tensor for differentiation and returns it.
+        repeated: As in `GradientPlan`.
+        num_rows: The number of examples in the pass.
 
     Attributes:
         tensors: For each call, the tensors among its arguments and those that its rule kept. They
@@ -92,10 +97,15 @@ class TapRecorder:
         taps: The tapped tensors so far.
     """
 
-    def __init__(self, tap: Callable[[Tensor], Tensor] = lambda value: value) -> None:
+    def __init__(
+        self,
+        tap: Callable[[Tensor], Tensor] = lambda value: value,
+        repeated: frozenset[keras.Layer] = frozenset(),
+        num_rows: Any = None,
+    ) -> None:
         self.tensors: list[list[Tensor]] = []
         self.taps: list[Tensor] = []
-        self._tap = tap
+        self._tap, self._repeated, self._num_rows = tap, repeated, num_rows
         # For each call: the layer, its arguments, the places of tensors among them, and its taps.
         self._calls: list[tuple[keras.Layer, Any, list[int], list[int]]] = []
 
@@ -140,6 +150,8 @@ class TapRecorder:
                 self.taps.append(value)
                 return keras_private.attach_mask(self._tap(value), keras_private.mask_of(value))
 
+            if layer in self._repeated:
+                args, kwargs = keras.tree.map_structure(self._for_each_row, (args, kwargs))
             outputs, kept = rule.tapped_call(layer, original, tap, args, kwargs)
             flat = keras.tree.flatten((args, kwargs))
             places = [place for place, value in enumerate(flat) if ops.is_tensor(value)]
@@ -148,6 +160,13 @@ class TapRecorder:
             return outputs
 
         return call
+
+    def _for_each_row(self, value: Any) -> Any:
+        """Return a tensor repeated for each example, in the place of a first axis of size 1."""
+        if not ops.is_tensor(value) or len(value.shape) == 0:
+            return value
+        value = value if value.shape[0] == 1 else value[None]
+        return ops.repeat(value, self._num_rows, axis=0)
 
 
 def per_example_gradients(
@@ -170,7 +189,7 @@ def per_example_gradients(
 
     def forward(tap: Any) -> tuple[Tensor, Any]:
         """Return the total loss, and everything else that the forward pass yields."""
-        recorder = TapRecorder(tap)
+        recorder = TapRecorder(tap, plan.repeated, batch.num_rows * batch.num_copies)
         recorders.append(recorder)
         with stateless(model, draws):
             with recorder.tapped(plan.rules, plan.fast_calls):

@@ -69,11 +69,19 @@ def failure_of(error: Exception) -> str:
     return f"a layer-wise trial failed with {type(error).__name__}: {lines[-1] if lines else ''}"
 
 
-def _traced_plan(model: keras.Model, rows: Batch) -> GradientPlan:
-    """Return the plan that a trace of the model suggests."""
+def _traced_plan(
+    model: keras.Model, rows: Batch, repeated: frozenset[keras.Layer] = frozenset()
+) -> GradientPlan:
+    """Return the plan that a trace of the model suggests.
+
+    Args:
+        model: A built model.
+        rows: Examples.
+        repeated: As in `GradientPlan`; found by a first trace.
+    """
     rules, variables = assign_rules(model)
     fast_calls = fast_calls_of(model)
-    plan = GradientPlan(rules, variables, fast_calls=fast_calls)
+    plan = GradientPlan(rules, variables, repeated=repeated, fast_calls=fast_calls)
     running: list[keras.Layer] = []
     drawing: set[keras.Layer] = set()
     num_outputs: list[int] = []
@@ -98,7 +106,10 @@ def _traced_plan(model: keras.Model, rows: Batch) -> GradientPlan:
     def forward(size: int) -> None:
         """Call the model on `size` rows; once the rules are known, apply them."""
         nonlocal plan
-        recorder, batch = TapRecorder(), finite_rows(Batch(rows.x), size)
+        recorder, batch = (
+            TapRecorder(repeated=repeated, num_rows=size),
+            finite_rows(Batch(rows.x), size),
+        )
         num_outputs.clear()
         with stateless(model):
             calls = watched_calls(model, fast_calls, record, running)
@@ -111,6 +122,9 @@ def _traced_plan(model: keras.Model, rows: Batch) -> GradientPlan:
 
     for size in _SIZES:
         backend.trace(functools.partial(forward, size))
+    if plan.repeated != repeated:
+        again, _ = backend.attempt(_traced_plan, model, rows, plan.repeated)
+        return again if again is not None and again.is_layerwise else plan
     if not plan.is_layerwise:
         return plan
     num_numbers = sum(num_outputs) // _SIZES[-1]
@@ -131,6 +145,7 @@ def _with_arguments(
     if len(few) != len(more):
         return looped_plan("the calls of its layers depend on the batch size")
     batched: dict[keras.Layer, frozenset[int]] = {}
+    constant: dict[keras.Layer, str] = {}
     for one, other in zip(more, few, strict=True):
         layer, reason = one.layer, None
         sizes = [map(_leading, keras.tree.flatten((c.args, c.kwargs))) for c in (one, other)]
@@ -139,12 +154,20 @@ def _with_arguments(
         changes = {number for number, (large, small) in pairs if large != small}
         if changes - follows or not follows:
             reason = "is called on something without the batch axis"
+            if not changes and not plan.repeated:
+                constant[layer] = f"layer {layer.name!r} {reason}"
+                continue
         elif batched.setdefault(layer, follows) != follows:
             reason = "is called with batches in different arguments"
         elif isinstance(plan.rules[layer], GeneralRule) and layer in drawing:
             reason = "has weights and draws random numbers"
         if reason is not None:
             return looped_plan(f"layer {layer.name!r} {reason}")
+    if constant:
+        looped = looped_plan(next(iter(constant.values())))
+        is_both = constant.keys() & batched.keys()
+        # A trace with repeated arguments may show more.
+        return looped if is_both else replace(looped, repeated=frozenset(constant))
     return replace(plan, batched=batched)
 
 

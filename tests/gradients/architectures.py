@@ -114,6 +114,23 @@ def shared_embedding():
     return functional((3,), lambda ids: layer(ids) * layer(ids[:, :1]), "int32")
 
 
+class Positions(layers.Layer):
+    """Adds an embedding of the places in a text to the tokens, after a change."""
+
+    def __init__(self, numbers, change=lambda value: value):
+        super().__init__()
+        self.numbers, self.change = numbers, change
+        self.tokens, self.places = layers.Embedding(6, 3), layers.Embedding(7, 3)
+
+    def call(self, inputs):
+        return self.tokens(inputs) + self.change(self.places(self.numbers))
+
+
+def positions(*arguments):
+    makes = [Positions(*arguments), layers.Dense(4, activation="tanh")]
+    return stack(*makes, layers.GlobalAveragePooling1D(), shape=(7,), dtype="int32")
+
+
 def reshaped_rows():
     def call(inputs):
         rows = layers.Dense(4, activation="tanh")(ops.reshape(inputs, (-1, 3)))
@@ -179,6 +196,20 @@ ARCHITECTURES = {
         ["general", "Dense"],
     ),
     "weight_of_the_model": Architecture((4,), OwnWeight, ["general", "Dense"]),
+    "positions": Architecture(
+        7, lambda: positions(ops.arange(7)), ["Embedding", "Embedding", "Dense"]
+    ),
+    "positions_with_an_axis_for_rows": Architecture(
+        7, lambda: positions(ops.arange(7)[None]), ["Embedding", "Embedding", "Dense"]
+    ),
+    "positions_scaled": Architecture(
+        7,
+        lambda: positions(ops.arange(7), lambda value: 2.0 * ops.tanh(value)),
+        ["Embedding", "Embedding", "Dense"],
+    ),
+    "mean_of_positions": Architecture(
+        7, lambda: positions(ops.arange(7), lambda value: ops.mean(value, axis=0)), "whole"
+    ),
     "reshaped_rows": Architecture((5, 3), reshaped_rows, "whole"),
     "nested": Architecture((3,), nested, ["Dense", "Normalization", "Dense", "Dense"]),
     "inputs_and_outputs": Architecture([(3,), (2, 4)], branches, ["Dense"] * 4),

@@ -56,13 +56,24 @@ class OnParameters(keras.Model):
         return ops.matmul(self.dense(inputs), self.mixing(ops.eye(3)))
 
 
+class TokensAndPlaces(layers.Layer):
+    """Looks up tokens and their places in one table."""
+
+    def build(self, input_shape):
+        self.table = layers.Embedding(7, 3)
+
+    def call(self, inputs):
+        return self.table(ops.cast(inputs > 0.0, "int32")) + self.table(ops.arange(3))
+
+
 @pytest.mark.parametrize("most", [1, 1 << 20])
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (ActiveInTraining, "differ from plain ones"),
         (reversed_rows, "differ from plain ones"),
-        (OnParameters, "without the batch axis"),
+        (OnParameters, "differ from plain ones"),
+        (lambda: stack(TokensAndPlaces(), shape=(3,)), "without the batch axis"),
         (lambda: stack(NoisyWeights(), shape=(3,)), "has weights and draws random numbers"),
     ],
 )
