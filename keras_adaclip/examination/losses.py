@@ -250,7 +250,7 @@ def _judged(
         """Return weights of which one part is another."""
         flat = keras.tree.flatten(weights)
         drawn = np.random.default_rng(0).uniform(0.2, 0.8, tuple(flat[number].shape))
-        flat[number] = ops.convert_to_tensor(drawn, flat[number].dtype)
+        flat[number] = ops.convert_to_tensor(drawn, "float32")  # Weights may be bits.
         return keras.tree.pack_sequence_as(weights, flat)
 
     given = [n for n, each in enumerate(keras.tree.flatten(weights)) if each is not None]

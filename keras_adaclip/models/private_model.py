@@ -1,11 +1,9 @@
-"""Keras models whose `fit` is private: functional, subclassed and sequential; `privatize`."""
-
-from typing import Any
+"""Keras models whose `fit` is private: functional, subclassed and sequential."""
 
 import keras
 
 from keras_adaclip.models.private_training import PrivateTraining
-from keras_adaclip.training import SequentialForm, SubclassedForm, converted
+from keras_adaclip.training import SequentialForm, SubclassedForm
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -70,43 +68,3 @@ class PrivateSequential(SequentialForm, PrivateTraining, keras.Sequential):
     Reference:
         Abadi et al. 2016, "Deep learning with differential privacy".
     """
-
-
-def privatize(
-    model: keras.Model,
-    replace_batch_normalization: bool = False,
-    *,
-    public_preprocessing: bool = False,
-) -> Any:
-    """Return a private model that shares the layers and weights of a Keras model.
-
-    The new model is not compiled.
-
-    Args:
-        model: A Functional or Sequential model. It is not changed, but shares its weights with the
-            new model.
-        replace_batch_normalization: Whether every `BatchNormalization` is replaced by a new
-            `GroupNormalization`. The weights of the other layers stay shared.
-        public_preprocessing: Your word that what `adapt` has made of data (vocabularies, moments,
-            boundaries) came from public data. Otherwise `check`, the report and `to_keras` name
-            such layers.
-
-    Returns:
-        A `PrivateModel` or a `PrivateSequential`, to be compiled with a `DPOptimizer`.
-
-    Raises:
-        TypeError: If `model` is a subclassed model, or no Keras model, or if its class replaces
-            methods of Keras (`compute_loss`, `fit`), which the new model would not have.
-
-    Example:
-
-    >>> import keras
-    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    >>> type(privatize(model)).__name__
-    'PrivateSequential'
-    """
-    if isinstance(model, PrivateTraining):
-        raise TypeError("The model is private already. Received: a private model")
-    private = converted(model, PrivateSequential, PrivateModel, replace_batch_normalization)
-    private.public_preprocessing = public_preprocessing
-    return private

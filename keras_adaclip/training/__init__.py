@@ -4,7 +4,14 @@
 """
 
 from keras_adaclip.training.base import TrainingBase
-from keras_adaclip.training.model_forms import SequentialForm, SubclassedForm, converted
+from keras_adaclip.training.model_forms import (
+    SequentialForm,
+    SubclassedForm,
+    converted,
+    own_methods,
+    refuse_own_methods,
+    without_batch_normalization,
+)
 from keras_adaclip.training.plan_of_run import flattened, planned_run
 from keras_adaclip.training.processes import on_all_devices, refuse_other_settings
 from keras_adaclip.training.step_parts import (

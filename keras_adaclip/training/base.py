@@ -116,7 +116,7 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         values = [np.array(backend.array_of(variable)) for variable in variables]
         try:
             with backend.keep_variables([*self.trainable_variables, *variables]):
-                self.evaluate(*parts[:2], batch_size, 0, parts[2])
+                self._evaluate_rows(*parts[:2], batch_size, 0, parts[2])
         except Exception as error:  # Backends raise many kinds.
             raise ValueError(
                 "The first batch of `validation_data` does not go through model, loss and "
@@ -166,6 +166,10 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         """
         x = for_keras(x, batch_size)
         return super().evaluate(x, from_frames(y), batch_size, *args, **kwargs)
+
+    def _evaluate_rows(self, *args: Any) -> Any:
+        """Evaluate what `fit` hands on to Keras."""
+        return self.evaluate(*args)
 
     def predict(self, x: Any, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
         """Predict as Keras does, also from frames, sources, and on TensorFlow arrays of strings.

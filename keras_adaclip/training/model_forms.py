@@ -12,6 +12,12 @@ import keras
 
 from keras_adaclip.backend import keras_private
 
+# What classes of KerasHub replace so that inputs are preprocessed, or for losses that are chosen.
+_OF_HUB = {
+    *("__call__", "_post_quantize", "build", "compile", "evaluate", "fit", "layers", "predict"),
+    *("get_quantization_layer_structure", "predict_on_batch", "test_on_batch", "train_on_batch"),
+}
+
 
 class ModelType(type(keras.Model)):  # type: ignore[misc]
     """The type of classes whose own attribute `stands_for` is the class that `isinstance` asks."""
@@ -124,7 +130,7 @@ def converted(
             f"model={model.name!r} of type {type(model).__name__}"
         )
     cls = f"keras_adaclip.{(sequential if is_sequential else subclassed).__name__}"
-    _refuse_own_methods(
+    refuse_own_methods(
         model,
         keras_private.own_methods(model),
         f"Derive the class from `{cls}` to keep them (`train_step` alone cannot be private), or "
@@ -132,7 +138,7 @@ def converted(
         "model.output)`.",
     )
     if replace_batch_normalization:
-        model = _without_batch_normalization(model, {})
+        model = without_batch_normalization(model)
     if is_sequential:
         layers = list(model.layers)
         if model.built and getattr(model, "inputs", None):
@@ -142,7 +148,24 @@ def converted(
     return subclassed(model.input, model.output, name=model.name)
 
 
-def _refuse_own_methods(model: keras.Model, methods: list[str], advice: str) -> None:
+def own_methods(model: keras.Model) -> list[str]:
+    """Return the methods of Keras that a model replaces, but for those of classes of KerasHub.
+
+    Args:
+        model: A Keras model.
+    """
+
+    def is_of_hub(name: str) -> bool:
+        """Return whether KerasHub replaces a method for what does not concern the layers."""
+        owner = next((cls for cls in type(model).__mro__ if name in vars(cls)), type(model))
+        # Keras sets `build` on each instance.
+        is_set = name in vars(model) and name != "build"
+        return owner.__module__.startswith("keras_hub.") and name in _OF_HUB and not is_set
+
+    return [name for name in keras_private.own_methods(model) if not is_of_hub(name)]
+
+
+def refuse_own_methods(model: keras.Model, methods: list[str], advice: str) -> None:
     """Raise if the class of `model` replaces methods, which a copy of the model would lose."""
     if methods:
         raise TypeError(
@@ -151,15 +174,18 @@ def _refuse_own_methods(model: keras.Model, methods: list[str], advice: str) -> 
         )
 
 
-def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -> keras.Model:
+def without_batch_normalization(
+    model: keras.Model, replaced: dict[int, Any] | None = None
+) -> keras.Model:
     """Return the model with batch normalizations replaced and all other layers shared.
 
     Args:
         model: A Functional or Sequential model.
         replaced: The replacements so far, by the `id` of the layer.
     """
-    of_layer = [name for name in keras_private.own_methods(model) if hasattr(keras.Layer, name)]
-    _refuse_own_methods(
+    replaced = {} if replaced is None else replaced
+    of_layer = [name for name in own_methods(model) if hasattr(keras.Layer, name)]
+    refuse_own_methods(
         model,
         of_layer,
         "Replace the batch normalization inside it yourself, and leave "
@@ -172,7 +198,7 @@ def _without_batch_normalization(model: keras.Model, replaced: dict[int, Any]) -
             if isinstance(layer, keras.layers.BatchNormalization):
                 replaced[id(layer)] = _group_normalization(layer)
             elif _holds_batch_normalization(layer):
-                replaced[id(layer)] = _without_batch_normalization(layer, replaced)
+                replaced[id(layer)] = without_batch_normalization(layer, replaced)
             else:
                 replaced[id(layer)] = layer
         return replaced[id(layer)]

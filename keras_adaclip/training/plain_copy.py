@@ -85,17 +85,22 @@ class PlainCopy(PrivacySpending):
                 stacklevel=2,
             )
         keras_private.write_back_variables(self)
-        plain = _plain_copy(self)
+        form = self._form_of_copy()
+        plain = _plain_copy(form)
         copies = [*plain.variables, *keras_private.flatten_layers(plain)]
         weights.put_on_account(copies, Account(self.privacy_ledger))
-        weights.from_array(plain.weights, weights.to_array(self))
-        weights.note_public_changes(plain.weights, weights.public_changes(self.weights))
+        weights.from_array(plain.weights, weights.to_array(form))
+        weights.note_public_changes(plain.weights, weights.public_changes(form.weights))
         if filepath is not None:
             plain.save(filepath)
             report = self.privacy_report(delta, model_file=filepath)
             for ending in (".privacy.html", ".privacy.json"):
                 report.save(Path(filepath).with_suffix(ending))
         return plain
+
+    def _form_of_copy(self) -> Any:
+        """Return the model whose layers a plain copy has, which shares the weights of this one."""
+        return self
 
 
 def _plain_copy(model: Any) -> keras.Model:
@@ -112,7 +117,8 @@ def _plain_copy(model: Any) -> keras.Model:
     for layer in layers:
         if isinstance(layer, PrivacySpending) and not _is_of_package(type(layer)):
             _refuse(layer)
-    config = _plain_config(keras.saving.serialize_keras_object(model), {})
+    config = keras.saving.serialize_keras_object(model)
+    config = _plain_config({**config, "compile_config": {}}, {})
     # The config comes from this process, so that code in it (`Lambda`) is that of the model.
     plain = keras.saving.deserialize_keras_object(
         config, custom_objects=_own_classes(layers), safe_mode=False
@@ -224,9 +230,12 @@ def _copy_state(model: Any, plain: keras.Model) -> None:
 
 def _with_state(model: Any) -> list[Any]:
     """Return the layers that have something to copy; those of plain activations have nothing."""
+    layers = keras_private.flatten_layers(model)
+    if isinstance(preprocessor := getattr(model, "preprocessor", None), keras.Layer):
+        layers += keras_private.flatten_layers(preprocessor)  # A task of KerasHub hides it.
     return [
         layer
-        for layer in keras_private.flatten_layers(model)
+        for layer in layers
         if keras_private.own_variables(layer) or hasattr(layer, "save_assets")
     ]
 
