@@ -121,7 +121,7 @@ def test_without_noise_and_clipping_a_step_is_that_of_the_task(has_lora):
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
 def test_a_quantized_backbone_is_frozen_and_its_narrow_matrices_train():
     task = language_model()
-    task.quantize("int8")
+    task.backbone.quantize("int8")
     task.backbone.enable_lora(2)
     model = private(task)
     model.fit(TEXTS, batch_size=8, verbose=0)

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
     "accounting": (2_332, 15),
-    "training": (2_097, 12),
+    "training": (2_126, 12),
     "gradients": (1_850, 17),
     "federated": (1_770, 15),
     "backend": (1_637, 11),
@@ -29,7 +29,7 @@ FOLDERS = {
     "optimizers": (1_180, 8),
     "tuners": (1_093, 7),
     "sampling": (856, 7),
-    "models": (720, 7),
+    "models": (852, 8),
     "clipping": (643, 12),
     "audit": (562, 6),
     ".": (439, 7),
@@ -40,7 +40,7 @@ FOLDERS = {
     "plots": (140, 3),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 27_362
+LINES_OF_TESTS = 27_533
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
 EXECUTED = {"before the first step": (55, 713), "in a step": (37, 244)}
 # How much smaller than its row a figure may be.
