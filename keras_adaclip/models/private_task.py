@@ -17,9 +17,9 @@ from keras_adaclip.training import (
     converted,
     own_methods,
     refuse_own_methods,
+    training_data,
     without_batch_normalization,
 )
-from keras_adaclip.training.training_data import is_array_data
 
 _PACKAGE = "keras_hub."
 
@@ -199,7 +199,7 @@ class PrivateTask(PrivateFunctional):
         if hasattr(x, "element_spec"):  # A `tf.data.Dataset`.
             return x.map(task.preprocess_samples), y, sample_weight
         parts = from_frames((x, y, sample_weight))
-        if not is_array_data(parts[0]):
+        if not training_data.is_array_data(parts[0]):
             return x, y, sample_weight
         rows = task.preprocess_samples(*keras.tree.map_structure(_with_texts, parts))
         found = keras.utils.unpack_x_y_sample_weight(rows)
