@@ -251,26 +251,6 @@ class Lookup(SumOverPositions):
         return ops.matmul(ops.transpose(onehot, (0, 2, 1)), self.cotangents)
 
 
-def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
-    """Return the gradient of a variable that was used several times.
-
-    The parts are added *before* the norm. Sums over positions of one kind and shape are
-    concatenated, anything else is written out.
-
-    Args:
-        parts: The gradients of the single uses, at least one.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    sums = [part for part in parts if isinstance(part, SumOverPositions)]
-    kinds = {(type(part), part.shape, part.axis, part.layout) for part in sums}
-    if len(sums) == len(parts) and len(kinds) == 1:
-        factors = zip(*(part.factors for part in sums), strict=True)
-        joined = (ops.concatenate(values, axis=sums[0].axis) for values in factors)
-        return sums[0]._with_factors(*joined)
-    return Materialized(sum(part.materialize() for part in parts))
-
-
 def size_of_row(value: Tensor) -> int | None:
     """Return the numbers per example in a `(batch_size, ...)` tensor, None if not known."""
     sizes = value.shape[1:]

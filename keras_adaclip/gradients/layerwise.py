@@ -21,9 +21,10 @@ from keras_adaclip import backend
 from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.contributions import MOST_ROWS, BatchGradients
-from keras_adaclip.gradients.forms import PerExampleGradient, combined
+from keras_adaclip.gradients.forms import PerExampleGradient
 from keras_adaclip.gradients.forward import Forward, call_model, per_example_losses, stateless
 from keras_adaclip.gradients.layers import LayerRule, TappedCall
+from keras_adaclip.gradients.outer_products import combined
 from keras_adaclip.gradients.random_numbers import Draws
 
 Tensor = Any

@@ -10,7 +10,9 @@ from keras_adaclip import backend
 from keras_adaclip.gradients.forms import (
     ROUNDING,
     UNDERFLOW,
+    Lookup,
     Materialized,
+    PerExampleGradient,
     SumOverPositions,
     guard_of_sums,
     size_of_row,
@@ -137,30 +139,10 @@ class OuterProduct(SumOverPositions):
         return self._arranged(self._written_out())
 
     def _squared_norms_from_gram(self) -> Tensor:
-        """Return values never less than the squared norms, whatever cancels in them.
-
-        A sum of n products of a and b errs by at most `n u |a| |b|`, with `u = 2^-24` and in any
-        order (Higham 2002, "Accuracy and stability of numerical algorithms", section 3.1). So
-        `d u |a_t| |a_u| |<g_t, g_u>| + p u |g_t| |g_u| |<a_t, a_u>|` is added for each pair of
-        positions, and `2 T u` for their sum. This lengthens the norms of random rows by one or two
-        parts in ten thousand (64 positions of 128 to 1152 inputs), and others by less.
-        """
-        factors, positions = self._rows, int(self._rows[0].shape[1])
-        in_blocks = positions * sum(x.shape[2] for x in factors) > _LARGEST_UNBLOCKED
-        (input_gram, input_error), (cotangent_gram, cotangent_error) = (
-            _gram(x, in_blocks) for x in factors
-        )
-        sizes, cotangent_sizes = (_row_norms(x) for x in factors)
-        # One sum for all three terms, since XLA would compute the Gram matrices again for each.
-        error = input_error + ROUNDING * (2 * positions + 8)
-        pairs = input_gram * cotangent_gram
-        pairs = pairs + _all_products(error**0.5 * sizes) * ops.abs(cotangent_gram)
-        pairs = pairs + _all_products(cotangent_error**0.5 * cotangent_sizes) * ops.abs(input_gram)
-        lengths = sizes * cotangent_sizes
-        guard = input_error * cotangent_error + guard_of_sums(positions + 2)
-        # The term added to each row keeps XLA from fusing one long sum over all pairs.
-        rows = ops.sum(pairs, axis=2) + guard * lengths * ops.sum(lengths, axis=1, keepdims=True)
-        return ops.maximum(ops.sum(rows, axis=1), 0.0)
+        """Return values never less than the squared norms, whatever cancels in them."""
+        in_blocks = _is_long(*self._rows)
+        grams = [_gram(each, in_blocks) for each in self._rows]
+        return _squared_norms(grams, [_row_norms(each) for each in self._rows])
 
     def _written_out(self) -> Tensor:
         """Return the gradients as matrices, computed once."""
@@ -175,6 +157,143 @@ class OuterProduct(SumOverPositions):
         values = ops.reshape(blocks, (-1, *sizes))
         values = ops.transpose(values, (0, *(1 + axis for axis in order)))
         return ops.reshape(values, (-1, *self.shape))
+
+
+class TiedTable(PerExampleGradient):
+    """The gradient of a table that is looked up and, elsewhere, multiplied with.
+
+    The ids of a lookup stand for rows of an identity matrix, so that both uses are one sum of outer
+    products over the positions of the lookup and those of the product. Neither these rows nor the
+    gradient of one example are written, unless the gradient is smaller than what it is made of.
+
+    Args:
+        lookup: The gradient of the lookups.
+        product: The gradient of the product, with one input for each row of the table.
+    """
+
+    def __init__(self, lookup: Lookup, product: OuterProduct) -> None:
+        self._lookup, self._product = lookup, product
+        positions = product.factors[0].shape[1]
+        self.form, self._whole = "Gram matrices", None
+        # A gradient then takes less room than the cotangents of the product.
+        if positions is None or lookup.shape[1] <= positions:
+            self.form, self._whole = "written out", Materialized(self.materialize())
+
+    @property
+    def numbers_per_example(self) -> int | None:
+        """Those of both uses, and the Gram matrices of all positions."""
+        if self._whole is not None:
+            return self._whole.numbers_per_example
+        one, other = self._lookup.numbers_per_example, self._product.numbers_per_example
+        if one is None or other is None:
+            return None
+        return (
+            one + other + 2 * (self._lookup.ids.shape[1] + self._product.factors[0].shape[1]) ** 2
+        )
+
+    def squared_norms(self) -> Tensor:
+        """Return the norms of both uses together, added before the norm."""
+        if self._whole is not None:
+            return self._whole.squared_norms()
+        inputs, after = self._product.factors
+        ids, size = self._lookup.ids, ops.shape(inputs)[1]
+        equal = ops.cast(ids[:, :, None] == ids[:, None, :], "float32")
+        places = ops.repeat(ids[:, None, :], size, axis=1)
+        mixed = ops.take_along_axis(inputs, places, axis=2)
+        in_blocks = _is_long(inputs, after)
+        gram, error = _gram(inputs, in_blocks)
+        above = ops.concatenate([equal, ops.transpose(mixed, (0, 2, 1))], axis=2)
+        below = ops.concatenate([mixed, gram], axis=2)
+        cotangents = ops.concatenate([self._lookup.cotangents, after], axis=1)
+        grams = [(ops.concatenate([above, below], axis=1), error), _gram(cotangents, in_blocks)]
+        ones = ops.ones_like(ids, dtype="float32")
+        sizes = ops.concatenate([ones, _row_norms(inputs)], axis=1)
+        return _squared_norms(grams, [sizes, _row_norms(cotangents)])
+
+    def weighted_sum(self, factors: Tensor, finite: Tensor) -> Tensor:
+        """Return the weighted sum of both uses."""
+        if self._whole is not None:
+            return self._whole.weighted_sum(factors, finite)
+        parts = self._lookup, self._product
+        one, other = (part.weighted_sum(factors, finite) for part in parts)
+        return one + other
+
+    def rows(self, rows: slice) -> PerExampleGradient:
+        """Return the gradients of some examples."""
+        if self._whole is not None:
+            return self._whole.rows(rows)
+        return TiedTable(self._lookup.rows(rows), self._product.rows(rows))
+
+    def merged(self, num_copies: int) -> PerExampleGradient:
+        """Return the sums over consecutive examples."""
+        lookup: Any = self._lookup.merged(num_copies)
+        product: Any = self._product.merged(num_copies)
+        return TiedTable(lookup, product)
+
+    def materialize(self) -> Tensor:
+        """Return the gradients, of shape `(batch_size, num_rows, output_size)`."""
+        return self._lookup.materialize() + self._product.materialize()
+
+
+def combined(parts: Sequence[PerExampleGradient]) -> PerExampleGradient:
+    """Return the gradient of a variable that was used several times.
+
+    The parts are added *before* the norm. Sums over positions of one kind and shape are
+    concatenated, lookups and products with one table are a `TiedTable`, anything else is written
+    out.
+
+    Args:
+        parts: The gradients of the single uses, at least one.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    lookups = [part for part in parts if isinstance(part, Lookup)]
+    products = [part for part in parts if isinstance(part, OuterProduct)]
+    if lookups and products and len(lookups) + len(products) == len(parts):
+        lookup, product = combined(lookups), combined(products)
+        if isinstance(lookup, Lookup) and isinstance(product, OuterProduct) and product.axis == 1:
+            return TiedTable(lookup, product)
+    sums = [part for part in parts if isinstance(part, SumOverPositions)]
+    kinds = {(type(part), part.shape, part.axis, part.layout) for part in sums}
+    if len(sums) == len(parts) and len(kinds) == 1:
+        factors = zip(*(part.factors for part in sums), strict=True)
+        joined = (ops.concatenate(values, axis=sums[0].axis) for values in factors)
+        return sums[0]._with_factors(*joined)
+    return Materialized(sum(part.materialize() for part in parts))
+
+
+def _squared_norms(grams: Sequence[tuple[Tensor, float]], row_norms: Sequence[Tensor]) -> Tensor:
+    """Return values never less than the squared norms, whatever cancels in them.
+
+    A sum of n products of a and b errs by at most `n u |a| |b|`, with `u = 2^-24` and in any order
+    (Higham 2002, "Accuracy and stability of numerical algorithms", section 3.1). So `d u |a_t|
+    |a_u| |<g_t, g_u>| + p u |g_t| |g_u| |<a_t, a_u>|` is added for each pair of positions, and `2 T
+    u` for their sum. This lengthens the norms of random rows by one or two parts in ten thousand
+    (64 positions of 128 to 1152 inputs), and others by less.
+
+    Args:
+        grams: The Gram matrices of inputs and of cotangents, each with its error relative to both
+            sizes.
+        row_norms: The norms of inputs and of cotangents, of shape `(batch_size, positions)`.
+    """
+    (input_gram, input_error), (cotangent_gram, cotangent_error) = grams
+    sizes, cotangent_sizes = row_norms
+    positions = int(sizes.shape[1])
+    # One sum for all three terms, since XLA would compute the Gram matrices again for each.
+    error = input_error + ROUNDING * (2 * positions + 8)
+    pairs = input_gram * cotangent_gram
+    pairs = pairs + _all_products(error**0.5 * sizes) * ops.abs(cotangent_gram)
+    pairs = pairs + _all_products(cotangent_error**0.5 * cotangent_sizes) * ops.abs(input_gram)
+    lengths = sizes * cotangent_sizes
+    guard = input_error * cotangent_error + guard_of_sums(positions + 2)
+    # The term added to each row keeps XLA from fusing one long sum over all pairs.
+    rows = ops.sum(pairs, axis=2) + guard * lengths * ops.sum(lengths, axis=1, keepdims=True)
+    return ops.maximum(ops.sum(rows, axis=1), 0.0)
+
+
+def _is_long(*factors: Tensor) -> bool:
+    """Return whether sums over the last axes are computed in blocks."""
+    return int(factors[0].shape[1]) * sum(x.shape[2] for x in factors) > _LARGEST_UNBLOCKED
 
 
 def _gram(values: Tensor, in_blocks: bool) -> tuple[Tensor, float]:

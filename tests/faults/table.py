@@ -434,6 +434,10 @@ models/test_saving.py::test_weights_that_moved_outside_are_said_to_have
 gradients/test_cancellation.py::test_gram_matrices_of_inputs_that_nearly_cancel
 - ROUNDING * (min(block, size) + len(parts))
 + ROUNDING * 16
+# lookups and products of a tied table do not meet in its norm | gradients/outer_products.py
+gradients/test_factored.py::test_norms_and_sums_are_those_of_the_gradients_themselves
+- mixed = ops.take_along_axis(inputs, places, axis=2)
++ mixed = 0.0 * ops.take_along_axis(inputs, places, axis=2)
 # the norm of a lookup without its guard against rounding | gradients/forms.py
 gradients/test_cancellation.py::test_lookups_of_one_row_that_nearly_cancel
 - return ops.sum(squares + guard * largest, axis=1)

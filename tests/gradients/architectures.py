@@ -188,7 +188,7 @@ ARCHITECTURES = {
         (2, 3), lambda: functional((2, 3), twice(Scale())), ["general", "Dense"]
     ),
     "reversible_embedding": Architecture(
-        4, lambda: Reversed(tie_weights=True, logit_soft_cap=2.0), ["general"]
+        4, lambda: Reversed(tie_weights=True, logit_soft_cap=2.0), ["ReversibleEmbedding"]
     ),
     "shared_argument": Architecture(
         (3,),

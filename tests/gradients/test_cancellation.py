@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_adaclip.gradients import Lookup, Materialized, OuterProduct
+from keras_adaclip.gradients.outer_products import TiedTable
 from tests.gradients.support import compiled
 
 BOUND = 1.0001
@@ -131,6 +132,21 @@ def test_lookups_of_one_row_that_nearly_cancel(positions, size):
             lambda i, c, size=size: Lookup(i, c, (3, size)), (ids, cotangents), true
         )
         assert found <= BOUND
+
+
+def test_lookups_and_products_with_one_table_that_nearly_cancel():
+    rows, _ = nearly_cancelling(2, 16384)
+    ids, inputs = np.zeros((len(rows), 1), "int32"), np.zeros((len(rows), 1, 3), "float32")
+    inputs[:, :, 0] = -1.0
+
+    def make(ids, inputs, looked_up, multiplied):
+        product = OuterProduct(inputs, multiplied, (3, 16384))
+        return TiedTable(Lookup(ids, looked_up, (3, 16384)), product)
+
+    arrays = ids, inputs, rows[:, :1], rows[:, 1:]
+    assert make(*map(ops.convert_to_tensor, arrays)).form == "Gram matrices"
+    true = rows[:, 0].astype(np.float64) - rows[:, 1]
+    assert largest_contribution(make, arrays, true) <= BOUND
 
 
 def test_lookups_that_cancel_in_one_example_take_nothing_from_the_others():

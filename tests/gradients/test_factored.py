@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_adaclip import gradients
-from keras_adaclip.gradients.forms import combined
+from keras_adaclip.gradients.outer_products import TiedTable, combined
 from tests.gradients.support import numpy
 
 
@@ -32,6 +32,13 @@ def forms(second=1.0):
         "few positions": gradients.OuterProduct(rows(2, 8), rows(2, 9, seed=1), (8, 9)),
         "many positions": gradients.OuterProduct(rows(7, 2), rows(7, 3, seed=1), (2, 3)),
         "lookups": gradients.Lookup(ids, rows(4, 2), (5, 2)),
+        **{
+            f"tied table of {size} columns": TiedTable(
+                gradients.Lookup(ids, rows(4, size), (5, size)),
+                gradients.OuterProduct(rows(3, 5, seed=1), rows(3, size, seed=2), (5, size)),
+            )
+            for size in (2, 40)
+        },
         "groups": gradients.OuterProduct(rows(4, 7, 2), rows(4, 7, 3, seed=1), (4, 2, 3)),
         "groups of few positions": gradients.OuterProduct(
             rows(2, 2, 8), rows(2, 2, 9, seed=1), (4, 3, 6, 2), (2, 4, 2, 3, 3), (1, 3, 4, 2, 0)
@@ -73,6 +80,7 @@ def test_norms_and_sums_are_those_of_the_gradients_themselves(name):
     ("name", "other"),
     [
         *((name, name) for name in forms() if name not in ("written out", "single numbers")),
+        ("lookups", "a product with their table"),
         ("one position", "many positions of its shape"),
         ("many positions", "written out in its shape"),
     ],
@@ -81,6 +89,9 @@ def test_several_uses_add_up_before_the_norm(name, other):
     others = {
         "many positions of its shape": gradients.OuterProduct(
             array(3, 7, 4), array(3, 7, 2), (4, 2)
+        ),
+        "a product with their table": gradients.OuterProduct(
+            array(3, 6, 5), array(3, 6, 2), (5, 2)
         ),
         "written out in its shape": gradients.Materialized(array(3, 2, 3)),
     }
@@ -102,13 +113,17 @@ def test_underflow_never_makes_a_norm_too_small(positions, sizes):
 
 
 @pytest.mark.parametrize("wrong", [5, -6])
-def test_an_example_with_an_id_outside_the_table_contributes_nothing(wrong):
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_an_example_with_an_id_outside_the_table_contributes_nothing(is_tied, wrong):
     """Backends clamp such an id, drop it or fail. Norm and sum must not do different things."""
     ids = ops.convert_to_tensor(np.array([[0, wrong], [1, 1]], np.int32))
-    form = gradients.Lookup(ids, array(2, 2, 3), (5, 3))
+    form = gradients.Lookup(ids, array(2, 2, 300), (5, 300))
+    if is_tied:
+        form = TiedTable(form, gradients.OuterProduct(array(2, 3, 5), array(2, 3, 300), (5, 300)))
+        assert form.form == "Gram matrices"
     np.testing.assert_array_equal(np.isnan(numpy(form.squared_norms())), [True, False])
     found = weighted_sum(form, [0.0, 1.0], [False, True])
-    np.testing.assert_allclose(found, written_out(form)[1], rtol=1e-5)
+    np.testing.assert_allclose(found, written_out(form)[1], rtol=1e-5, atol=1e-6)
 
 
 # Gradients in the coordinates of AdaClip.

@@ -21,7 +21,14 @@ import keras
 from keras import ops
 
 from keras_adaclip.gradients.forms import Lookup, Materialized, PerExampleGradient
-from keras_adaclip.gradients.layers.rule import Gradients, LayerRule, TappedCall, register
+from keras_adaclip.gradients.layers.rule import (
+    Call,
+    Gradients,
+    LayerRule,
+    Tap,
+    TappedCall,
+    register,
+)
 from keras_adaclip.gradients.outer_products import OuterProduct
 
 Tensor = Any
@@ -82,13 +89,54 @@ class EmbeddingRule(LayerRule):
     An example touches only the rows that it looks up, so no dense gradient is made.
     """
 
-    def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
+    def gradients(
+        self, call: TappedCall, variables: list[keras.Variable]
+    ) -> Sequence[PerExampleGradient | None]:
         """Return the gradient of the table, for ids of shape `(batch_size, ...)`."""
         (table,) = variables
         batch_size = ops.shape(call.inputs)[0]
         ids = ops.reshape(call.inputs, (batch_size, -1))
         cotangents = ops.reshape(call.cotangents[0], (batch_size, -1, table.shape[1]))
         return [Lookup(ids, cotangents, table.shape)]
+
+
+class ReversibleEmbeddingRule(EmbeddingRule):
+    """Lookups as of `Embedding`; with `reverse=True`, outer products over the positions."""
+
+    def tapped_call(
+        self, layer: Any, call: Call, tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[Tensor]]:
+        """Tap the outputs, and keep them where logits are capped."""
+        outputs, _ = super().tapped_call(layer, call, tap, args, kwargs)
+        return outputs, [outputs] if layer.logit_soft_cap is not None else []
+
+    def gradients(
+        self, call: TappedCall, variables: list[keras.Variable]
+    ) -> Sequence[PerExampleGradient | None]:
+        """Return the gradients of the table, and of a second kernel where weights are not tied."""
+        layer: Any = call.layer
+        is_reverse, *_ = *call.args[1:], call.kwargs.get("reverse", False)
+        if not is_reverse:
+            lookup = super().gradients(call, [layer.embeddings])[0]
+            return [lookup if each is layer.embeddings else None for each in variables]
+        cotangents = ops.cast(call.cotangents[0], "float32")
+        if layer.logit_soft_cap is not None:
+            capped = ops.cast(call.kept[0], "float32") / layer.logit_soft_cap
+            cotangents = cotangents * (1.0 - ops.square(capped))
+        sizes = layer.output_dim, layer.input_dim
+        inputs, cotangents = (
+            ops.reshape(value, (ops.shape(value)[0], -1, size))
+            for value, size in zip((call.inputs, cotangents), sizes, strict=True)
+        )
+        if layer.tie_weights:
+            product = OuterProduct(cotangents, inputs, layer.embeddings.shape)
+            return [product if each is layer.embeddings else None for each in variables]
+        product = OuterProduct(inputs, cotangents, sizes)
+        return [None if each is layer.embeddings else product for each in variables]
+
+
+if hasattr(keras.layers, "ReversibleEmbedding"):  # Not in the oldest releases of Keras.
+    register(keras.layers.ReversibleEmbedding)(ReversibleEmbeddingRule)
 
 
 @dataclass(frozen=True)
