@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_adaclip.backend import keras_private
 from keras_adaclip.models.private_model import PrivateFunctional, PrivateModel, PrivateSequential
 from keras_adaclip.models.private_training import PrivateTraining
 from keras_adaclip.sampling import from_frames
@@ -22,6 +23,8 @@ from keras_adaclip.training import (
 )
 
 _PACKAGE = "keras_hub."
+# Whose preprocessing keeps rows apart.
+_PREPROCESSING = (_PACKAGE, "keras.src.layers.preprocessing.")
 
 
 def is_task(model: Any) -> bool:
@@ -75,7 +78,7 @@ class PrivateTask(PrivateFunctional):
         self,
         optimizer: Any = "rmsprop",
         loss: Any = "auto",
-        loss_weights: Any = None,
+        loss_weights: Any = "auto",
         metrics: Any = "auto",
         weighted_metrics: Any = "auto",
         **kwargs: Any,
@@ -85,17 +88,21 @@ class PrivateTask(PrivateFunctional):
         Args:
             optimizer: A private optimizer.
             loss: As for Keras; `"auto"` is the loss with which the task is compiled.
-            loss_weights: As for Keras.
+            loss_weights: As for Keras, or `"auto"`.
             metrics: As for Keras, or `"auto"`.
             weighted_metrics: As for Keras, or `"auto"`.
             **kwargs: Further arguments of `compile`.
         """
-        given = {"loss": loss, "metrics": metrics, "weighted_metrics": weighted_metrics}
-        config = self._given.task.get_compile_config() or {}
+        task, given = self._given.task, {"loss": loss, "loss_weights": loss_weights}
+        given |= {"metrics": metrics, "weighted_metrics": weighted_metrics}
+        config = task.get_compile_config() or {}
         for name, value in given.items():
             if isinstance(value, str) and value == "auto":
-                given[name] = keras.saving.deserialize_keras_object(config.get(name))
-        super().compile(optimizer, loss_weights=loss_weights, **given, **kwargs)
+                # Metrics have a state, and those of the task stay its own.
+                is_loss = name == "loss"
+                own = None if is_loss else keras.saving.deserialize_keras_object(config.get(name))
+                given[name] = task.loss if is_loss else own
+        super().compile(optimizer, **given, **kwargs)
 
     def fit(  # type: ignore[override]
         self,
@@ -190,12 +197,16 @@ class PrivateTask(PrivateFunctional):
         task = self._given.task
         if task.preprocessor is None or x is None:
             return x, y, sample_weight
-        if not type(task.preprocessor).__module__.startswith(_PACKAGE):
-            raise ValueError(
-                "The preprocessor of the task must be one of KerasHub, which turns each row alone "
-                "into inputs. Apply yours to each row, set `model.task.preprocessor = None`, and "
-                f"give the results. Received: a preprocessor of type {type(task.preprocessor)}"
-            )
+        layers: list[Any] = [task.preprocessor]
+        if isinstance(task.preprocessor, keras.Layer):
+            layers = keras_private.flatten_layers(task.preprocessor)
+        for part in [task.preprocess_samples, *map(type, layers)]:
+            if not getattr(part, "__module__", "").startswith(_PREPROCESSING):
+                raise ValueError(
+                    "The preprocessor of the task must be one of KerasHub, with its parts, which "
+                    "turns each row alone into inputs. Apply yours to each row, set "
+                    f"`model.task.preprocessor = None`, and give the results. Received: {part}"
+                )
         if hasattr(x, "element_spec"):  # A `tf.data.Dataset`.
             return x.map(task.preprocess_samples), y, sample_weight
         parts = from_frames((x, y, sample_weight))
@@ -203,7 +214,15 @@ class PrivateTask(PrivateFunctional):
             return x, y, sample_weight
         rows = task.preprocess_samples(*keras.tree.map_structure(_with_texts, parts))
         found = keras.utils.unpack_x_y_sample_weight(rows)
-        return tuple(keras.tree.map_structure(_as_array, part) for part in found)
+        made = tuple(keras.tree.map_structure(_as_array, part) for part in found)
+        if sample_weight is not None and np.shape(made[2]) != np.shape(sample_weight):
+            raise ValueError(
+                "The preprocessor makes the weights of tokens itself and drops yours. Leave "
+                "`sample_weight` out, or preprocess the rows, weight them, set "
+                "`model.task.preprocessor = None`, and give the results. "
+                f"Received: sample_weight of shape {np.shape(sample_weight)}"
+            )
+        return made
 
 
 def _with_texts(part: Any) -> Any:

@@ -169,3 +169,44 @@ def test_the_preprocessor_can_be_left_out():
     model = private(task)
     model.fit(rows, LABELS, batch_size=8, verbose=0)
     assert model.predict(rows, verbose=0).shape == (24, 2)
+
+
+def test_loss_and_its_weights_are_those_of_the_task():
+    def own_loss(y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(y_pred), axis=-1)
+
+    task = classifier()
+    task.compile("sgd", loss=own_loss, loss_weights=[0.5], metrics=[])
+    model = private(task)
+    found = model.evaluate(TEXTS, LABELS, verbose=0)
+    same(found, task.evaluate(TEXTS, LABELS, verbose=0))
+    same(found, 0.5 * np.mean(np.square(model.predict(TEXTS, verbose=0))))
+
+
+class OwnTokenizer(hub.BertTokenizer):
+    pass
+
+
+class OwnClassifier(hub.BertTextClassifier):
+    def preprocess_samples(self, x, y=None, sample_weight=None):
+        return super().preprocess_samples(x[::-1], y, sample_weight)
+
+
+def test_parts_of_the_users_in_the_preprocessing_are_refused_before_a_step():
+    own, replaced, tokenized = classifier(), classifier(), classifier()
+    own = OwnClassifier(own.backbone, 2, preprocessor=own.preprocessor)
+    replaced.preprocess_samples = lambda x, y=None, sample_weight=None: (x, y, sample_weight)
+    words = tokenized.preprocessor.tokenizer.get_vocabulary()
+    tokenized.preprocessor.tokenizer = OwnTokenizer(vocabulary=words)
+    for task in (own, replaced, tokenized):
+        model = private(task)
+        with pytest.raises(ValueError, match="must be one of KerasHub, with its parts"):
+            model.fit(TEXTS, LABELS, batch_size=8)
+        assert model.privacy_ledger.steps == 0
+
+
+def test_weights_that_the_preprocessor_would_drop_are_refused():
+    model = private(language_model())
+    with pytest.raises(ValueError, match="drops yours"):
+        model.fit(TEXTS, sample_weight=np.ones(24), batch_size=8)
+    assert model.privacy_ledger.steps == 0
