@@ -250,6 +250,12 @@ class Examination:
         order[[*one, *other]] = [*other, *one]
         changed = run(half) if alone is None else None
         moved = run(also, order)
+        if alone is not None and (
+            _leaking(first, half) or self._changed(first, moved, also, self._places)
+        ):
+            # A table, such as that of all positions, may have as many rows.
+            trial.look_for_rows(given, further)
+            first, moved = run(shares=alone), run(also, order)
         if is_first:
             repeated: list[Sequence[Pass]] = [(first, run())]
             if backend.loops_in_python():
@@ -279,7 +285,7 @@ class Examination:
                 # A difference is looked at again on other rows, since rounding may decide close to
                 # a threshold, and where it is known what is drawn for each row.
                 given = self._rows(source)
-                trial.look_for_rows_in_draws(given, further)
+                trial.look_for_rows(given, further)
                 first = trial.run(given, further, shares=alone)
                 part = compare(first, run_other())
             if part is not None:

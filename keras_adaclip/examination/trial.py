@@ -83,11 +83,12 @@ class Pass:
 
 @dataclass
 class _Seen:
-    """What a compiled function has seen while it was traced: layers, and assigned variables."""
+    """What a trace of a function has seen: layers, assigned variables, first sizes of results."""
 
     layers: list[keras.Layer | OwnLoss] = field(default_factory=list)
     tapped: list[keras.Layer | OwnLoss] = field(default_factory=list)
     assigned: list[keras.Variable] = field(default_factory=list)
+    lengths: list[int | None] = field(default_factory=list)
 
 
 class Trial:
@@ -129,7 +130,7 @@ class Trial:
         self._assigned: dict[int, keras.Variable] = {}
         self.added: list[keras.Layer] = []
         self.running: list[keras.Layer] = []
-        self._draws = EqualDraws(size)
+        self._draws, self._tables = EqualDraws(size), set[int]()
         self.use_variables(own)
 
     def use_variables(self, variables: list[keras.Variable], trained_only: bool = False) -> None:
@@ -223,12 +224,14 @@ class Trial:
             self._functions[number, differentiates] = seen, backend.Evaluator(function, self.model)
         return self._functions[number, differentiates]
 
-    def look_for_rows_in_draws(self, rows: list[np.ndarray], values: Values) -> None:
-        """Find the axis of the rows in each draw, by a pass over another number of them."""
+    def look_for_rows(self, rows: list[np.ndarray], values: Values) -> None:
+        """Find the axis of the rows in draws and results, by a pass over another number of them."""
         places = np.arange(self.size + 3) % self.size
         more = [ops.convert_to_tensor(each[places]) for each in rows[: self._num_arrays]]
-        shares, given = ops.ones(len(places), "float32"), (values, None, False)
-        backend.trace(lambda: self._pass(_Seen(), False, [*more, shares], given) and None)
+        shares, given, seen = ops.ones(len(places), "float32"), (values, None, False), _Seen()
+        backend.trace(lambda: self._pass(seen, False, [*more, shares], given) and None)
+        if all(len(each.lengths) == len(seen.lengths) for each, _ in self._functions.values()):
+            self._tables = {n for n, length in enumerate(seen.lengths) if length == self.size}
         self.use_variables(self.variables, self._taps_trained_only)
 
     def _scope(self, values: Values, with_updates: bool) -> _WatchedScope:
@@ -259,14 +262,15 @@ class Trial:
 
         def outputs(tap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
             """Return the sum of the outputs or the losses of the rows, and all numbers."""
-            seen.layers[:], seen.tapped[:], seen.assigned[:] = [], [], []
+            seen.layers[:], seen.tapped[:], seen.assigned[:], seen.lengths[:] = [], [], [], []
             self.running.clear()
             digests = list[Tensor]()
             before = [variable.value for variable in self._watched]
 
             def tapped(layer: keras.Layer, value: Any) -> Any:
                 """Return a tensor of floats with a tap, its mask and its logits attached."""
-                if not (
+                seen.lengths.append(next(iter(getattr(value, "shape", ())), None))
+                if len(seen.lengths) - 1 in self._tables or not (
                     differentiates and self._has_rows(value, shares) and is_differentiable(value)
                 ):
                     return value

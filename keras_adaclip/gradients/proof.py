@@ -12,7 +12,7 @@ not finite proves nothing, and neither do rows with which plain gradients fail.
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -233,10 +233,8 @@ class _Proof:
     def _norms_and_sums(self, _: Any, given: Any) -> list[Tensor]:
         """Return norms and weighted sums by the plan."""
         values, parts, factors, finite = given
-        with self._at(values):
-            gradients, _ = per_example_gradients(
-                self._model, Batch(**parts), self._plan, training=not self._plan.draws
-            )
+        with self._at(values), keras_private.replaced_draws(_not_random):
+            gradients, _ = per_example_gradients(self._model, Batch(**parts), self._plan)
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
             sums = gradients.weighted_sums(factors, finite, whole).sums
@@ -245,8 +243,8 @@ class _Proof:
     def _plain_gradient(self, _: Any, given: Any) -> list[Tensor]:
         """Return the squared norm of the gradient of a single row, and the gradient."""
         values, parts = given
-        with self._at(values):
-            found = single_gradient(self._model, Batch(**parts), not self._plan.draws)[0]
+        with self._at(values), keras_private.replaced_draws(_not_random):
+            found = single_gradient(self._model, Batch(**parts))[0]
             square = sum(ops.sum(ops.square(each)) for each in found)
             return [square, *map(_for_comparison, found)]
 
@@ -288,6 +286,18 @@ def _varied(batch: Batch, trial: int) -> dict[str, Any]:
     parts = {"x": mapped(varied, rows.x), "y": mapped(taken, rows.y)}
     parts["sample_weight"] = mapped(taken, rows.sample_weight)
     return {name: filled(part, 3) for name, part in parts.items() if part is not None}
+
+
+def _not_random(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function in the place of one of `keras.random`, which drops and orders nothing."""
+
+    def fixed(*args: Any, **kwargs: Any) -> Tensor:
+        """Return the first argument, or one half in the place of each random number."""
+        if draw.__name__ in ("dropout", "shuffle"):
+            return next(iter((*args, *kwargs.values())))
+        return ops.full_like(draw(*args, **kwargs), 0.5)
+
+    return fixed
 
 
 def _nonzero(pair: list[list[Any]]) -> set[int]:

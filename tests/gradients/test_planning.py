@@ -66,6 +66,17 @@ class TokensAndPlaces(layers.Layer):
         return self.table(ops.cast(inputs > 0.0, "int32")) + self.table(ops.arange(3))
 
 
+class FirstGateInTraining(layers.Layer):
+    """Has a gate without an axis of rows, of which training takes the first row."""
+
+    def build(self, input_shape):
+        self.gate, self.dropout = layers.Dense(3), layers.Dropout(0.5)
+
+    def call(self, inputs, training=False):
+        gate = self.gate(ops.ones((1, 1)))
+        return self.dropout(inputs, training=training) * (gate[0] if training else gate)
+
+
 @pytest.mark.parametrize("most", [1, 1 << 20])
 @pytest.mark.parametrize(
     ("make", "reason"),
@@ -74,6 +85,7 @@ class TokensAndPlaces(layers.Layer):
         (reversed_rows, "differ from plain ones"),
         (OnParameters, "differ from plain ones"),
         (lambda: stack(TokensAndPlaces(), shape=(3,)), "without the batch axis"),
+        (lambda: stack(FirstGateInTraining(), shape=(3,)), "differ from plain ones"),
         (lambda: stack(NoisyWeights(), shape=(3,)), "has weights and draws random numbers"),
     ],
 )

@@ -312,3 +312,32 @@ def test_made_up_weights_are_one_and_made_up_targets_are_targets():
         for batch in [*sample.batches()[0], sample.batch(-1)]:
             assert set(ops.convert_to_numpy(batch.sample_weight)) == {1.0}
             assert keras.backend.standardize_dtype(batch.y.dtype) == "int32"
+
+
+class Positions(layers.Layer):
+    """Adds the positions in a sequence, or the first one of them to all."""
+
+    def __init__(self, is_first):
+        super().__init__()
+        self.is_first, self.table = is_first, layers.Embedding(4, 3)
+
+    def call(self, inputs):
+        places = self.table(ops.arange(4))
+        return inputs + (places[0] if self.is_first else places)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_table_of_as_many_positions_as_rows_does_not_mix_rows(is_first):
+    stack = [keras.Input((4, 3)), Positions(is_first), layers.Flatten(), layers.Dense(3)]
+    model = helpers.compiled(ka.PrivateSequential(stack))
+    x, y = helpers.features(8, (4, 3)), helpers.labels(8)
+    model.fit(x, y, batch_size=4, sampling="shuffle", verbose=0)
+    assert model.gradient_plan.is_layerwise is not is_first
+
+
+def test_a_mixing_layer_behind_such_a_table_is_refused():
+    mixing = [Positions(False), layers.Flatten(), Unsafe(lambda _, x, training: add_mean(x))]
+    model = helpers.compiled(ka.PrivateSequential([keras.Input((4, 3)), *mixing, layers.Dense(3)]))
+    x, y = helpers.features(8, (4, 3)), helpers.labels(8)
+    with pytest.raises(ValueError, match="mixes examples"):
+        model.fit(x, y, batch_size=4, sampling="shuffle", verbose=0)
