@@ -92,7 +92,8 @@ def _ways(model: keras.Model, values: list[np.ndarray]) -> Iterator[tuple[str, k
         path, of_weights = Path(folder) / "model.keras", Path(folder) / "model.weights.h5"
         model.save(path)
         model.save_weights(of_weights)
-        key, tree = _key(model), model.get_state_tree("numpy_array")
+        # Keras makes none where two variables have one path, as with Adafactor.
+        key, (tree, _) = _key(model), backend.attempt(model.get_state_tree, "numpy_array")
         shutil.unpack_archive(path, folder, "zip")
         files = [each.read_bytes() for each in Path(folder).glob("*.*")]
         files += [np.asarray(value).tobytes() for value in keras.tree.flatten(tree)]
@@ -103,8 +104,10 @@ def _ways(model: keras.Model, values: list[np.ndarray]) -> Iterator[tuple[str, k
             copy.load_weights(of_weights)
             yield "a copy with the loaded weights", copy
             yield "a plain copy that is made private", privatize(model.to_keras())
-        model.set_state_tree(tree)
-        require(_key(model) != key, "A model with a loaded state has the noise key of the old one.")
+        if tree is not None:
+            model.set_state_tree(tree)
+            is_new = _key(model) != key
+            require(is_new, "A model with a loaded state has the noise key of the old one.")
         for variable, value in zip(optimizer.variables, values, strict=True):
             variable.assign(value)
         yield "the model with its optimizer set back", model

@@ -15,10 +15,10 @@ X = np.random.default_rng(0).normal(size=(4, 3)).astype("float32") * [[1], [30],
 QUANTILE = ka.clipping.QuantileClipping(initial_clip_norm=0.5, count_noise_stddev=4.0)
 
 
-def compiled(clipping=0.5, *layers):
+def compiled(clipping=0.5, *layers, inner=None):
     dense = keras.layers.Dense(2)
     model = ka.PrivateSequential([keras.Input((3,)), *layers, dense])
-    inner = keras.optimizers.SGD(0.1, momentum=0.9)
+    inner = inner or keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer = ka.optimizers.DPOptimizer(inner, clipping=clipping, noise_multiplier=1.1)
     model.compile(optimizer, loss="mse", **without_xla({}))
     return model
@@ -51,6 +51,10 @@ def test_a_sound_model_passes(clipping):
 
 def test_layers_that_draw_pass():
     isolated(0.5, keras.layers.Dropout(0.5))
+
+
+def test_variables_of_an_optimizer_with_one_path_pass():
+    ka.testing.assert_ledger(compiled(inner=keras.optimizers.Adafactor(0.1)))
 
 
 class Mixing(keras.layers.Layer):
