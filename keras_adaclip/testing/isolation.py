@@ -16,6 +16,8 @@ from keras_adaclip.training import training_data
 Tensor = Any
 # The noise is wider than the ledger says by as much, for the rounding of float32.
 _ROUNDING = 1e-3
+# Where layers compute with 16 bits, the gradient of a row is rounded otherwise alone.
+_OF_16_BITS = 5e-2
 _HUGE = 1e6
 
 
@@ -86,7 +88,10 @@ class _Replay:
         self._model, self._clipping = model, model.optimizer.current_clipping
         self._names = [*(variable.path for variable in model.trainable_variables), "statistics"]
         self._clip_norms = array(self._clipping.state["clip_norm"])
-        self._tolerance = _ROUNDING * float(np.linalg.norm(self._clip_norms))
+        whole, layers = float(np.linalg.norm(self._clip_norms)), keras_private.flatten_layers(model)
+        is_half = any(each.compute_dtype in ("float16", "bfloat16") for each in layers)
+        self._tolerance = _ROUNDING * whole
+        self._gap = _OF_16_BITS * whole if is_half else self._tolerance
         self._step = backend.Evaluator(self._recorded, model)
         self._gradient = backend.Evaluator(self._differentiated, model)
 
@@ -119,9 +124,9 @@ class _Replay:
         for name, one, other in zip(self._names, expected, found, strict=True):
             gap = float(np.linalg.norm(one - other))
             require(
-                gap <= self._tolerance,
+                gap <= self._gap,
                 f"{what} another gradient to variable {name!r} than its rows alone: off by "
-                f"{gap:.3g}, of which {self._tolerance:.3g} are rounding. A layer, loss or rule "
+                f"{gap:.3g}, of which {self._gap:.3g} are rounding. A layer, loss or rule "
                 "mixes rows, or computes another gradient.",
             )
 

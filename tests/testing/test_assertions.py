@@ -53,6 +53,11 @@ def test_layers_that_draw_pass():
     isolated(0.5, keras.layers.Dropout(0.5))
 
 
+def test_layers_that_compute_with_16_bits_pass():
+    dense = keras.layers.Dense(8, activation="tanh", dtype="mixed_bfloat16")
+    isolated(0.5, dense, keras.layers.Dense(2, dtype="mixed_bfloat16"))
+
+
 def test_variables_of_an_optimizer_with_one_path_pass():
     ka.testing.assert_ledger(compiled(inner=keras.optimizers.Adafactor(0.1)))
 
