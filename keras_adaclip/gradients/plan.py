@@ -145,7 +145,7 @@ def _with_arguments(
     if len(few) != len(more):
         return looped_plan("the calls of its layers depend on the batch size")
     batched: dict[keras.Layer, frozenset[int]] = {}
-    constant: dict[keras.Layer, str] = {}
+    constant: list[keras.Layer] = []
     for one, other in zip(more, few, strict=True):
         layer, reason = one.layer, None
         sizes = [map(_leading, keras.tree.flatten((c.args, c.kwargs))) for c in (one, other)]
@@ -154,8 +154,8 @@ def _with_arguments(
         changes = {number for number, (large, small) in pairs if large != small}
         if changes - follows or not follows:
             reason = "is called on something without the batch axis"
-            if not changes and not plan.repeated:
-                constant[layer] = f"layer {layer.name!r} {reason}"
+            if not changes and layer not in plan.repeated:
+                constant.append(layer)
                 continue
         elif batched.setdefault(layer, follows) != follows:
             reason = "is called with batches in different arguments"
@@ -164,10 +164,10 @@ def _with_arguments(
         if reason is not None:
             return looped_plan(f"layer {layer.name!r} {reason}")
     if constant:
-        looped = looped_plan(next(iter(constant.values())))
-        is_both = constant.keys() & batched.keys()
-        # A trace with repeated arguments may show more.
-        return looped if is_both else replace(looped, repeated=frozenset(constant))
+        first = constant[0]
+        looped = looped_plan(f"layer {first.name!r} is called on something without the batch axis")
+        # Another trace, with its arguments repeated, shows which layers follow it.
+        return looped if first in batched else replace(looped, repeated=plan.repeated | {first})
     return replace(plan, batched=batched)
 
 

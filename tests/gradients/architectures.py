@@ -117,13 +117,14 @@ def shared_embedding():
 class Positions(layers.Layer):
     """Adds an embedding of the places in a text to the tokens, after a change."""
 
-    def __init__(self, numbers, change=lambda value: value):
+    def __init__(self, numbers, change=lambda value: value, then=None):
         super().__init__()
-        self.numbers, self.change = numbers, change
+        self.numbers, self.change, self.then = numbers, change, then
         self.tokens, self.places = layers.Embedding(6, 3), layers.Embedding(7, 3)
 
     def call(self, inputs):
-        return self.tokens(inputs) + self.change(self.places(self.numbers))
+        places = self.change(self.places(self.numbers))
+        return self.tokens(inputs) + (places if self.then is None else self.then(places))
 
 
 def positions(*arguments):
@@ -206,6 +207,11 @@ ARCHITECTURES = {
         7,
         lambda: positions(ops.arange(7), lambda value: 2.0 * ops.tanh(value)),
         ["Embedding", "Embedding", "Dense"],
+    ),
+    "layer_on_positions": Architecture(
+        7,
+        lambda: positions(ops.arange(7), ops.tanh, layers.Dense(3)),
+        ["Embedding", "Embedding", "Dense", "Dense"],
     ),
     "mean_of_positions": Architecture(
         7, lambda: positions(ops.arange(7), lambda value: ops.mean(value, axis=0)), "whole"
