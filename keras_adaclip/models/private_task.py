@@ -184,8 +184,7 @@ class PrivateTask(PrivateFunctional):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "PrivateTask":
         """Return a model with a new task."""
-        with keras.saving.custom_object_scope(custom_objects or {}):
-            task = keras.saving.deserialize_keras_object(config["task"])
+        task = keras.saving.deserialize_keras_object(config["task"], custom_objects)
         return cls(task, config["replace_batch_normalization"])
 
     def _preprocessed(self, x: Any, y: Any = None, sample_weight: Any = None) -> tuple[Any, ...]:

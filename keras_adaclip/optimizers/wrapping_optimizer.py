@@ -3,6 +3,7 @@
 import abc
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Self
 
 import keras
@@ -134,7 +135,11 @@ class WrappingOptimizer(keras_private.NoTensorFlowCheckpoint, keras.optimizers.O
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         """Return the optimizer that `get_config` describes."""
-        with keras.saving.custom_object_scope(custom_objects or {}):
+        # A scope takes the place of that around it.
+        scope = (
+            keras.saving.custom_object_scope(custom_objects) if custom_objects else nullcontext()
+        )
+        with scope:
             return cls(**config)
 
     def _arguments(self) -> dict[str, Any]:

@@ -78,7 +78,9 @@ def _copy(optimizer: DPOptimizer, seed: int | None) -> DPOptimizer:
     noise = optimizer.noise_multiplier or 1.0
     if "noise_multiplier" in (config := optimizer.get_config()):
         new = {"noise_multiplier": noise, "target_epsilon": None, "delta": None, "seed": seed}
-        copy = type(optimizer).from_config({**config, **new})
+        kinds = map(type, (optimizer.clipping, optimizer.inner_optimizer))
+        with keras.saving.custom_object_scope({kind.__name__: kind for kind in kinds}):
+            copy = type(optimizer).from_config({**config, **new})
     else:  # An `AutoDPOptimizer`.
         copy = DPOptimizer("sgd", optimizer.clipping, noise_multiplier=noise, seed=seed)
     copy.inner_optimizer = keras.optimizers.SGD(0.0)

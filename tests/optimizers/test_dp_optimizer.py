@@ -203,3 +203,13 @@ def test_a_strategy_that_does_not_keep_its_promise_is_refused(clipping, message)
     for weight, other in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, other)
     assert model.privacy_ledger.steps == 0
+
+
+def test_a_scope_of_custom_objects_reaches_the_clipping_strategy():
+    class Own(ka.clipping.FixedClipping):
+        pass
+
+    config = ka.optimizers.DPOptimizer("sgd", Own(0.5), noise_multiplier=1.0).get_config()
+    with keras.saving.custom_object_scope({"Own": Own}):
+        again = ka.optimizers.DPOptimizer.from_config(config)
+    assert type(again.clipping) is Own
