@@ -215,9 +215,17 @@ def _call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
 
 
 def _group_normalization(layer: keras.layers.BatchNormalization) -> keras.Layer:
-    """Return a group normalization with the options of a batch normalization and new weights."""
+    """Return a group normalization with the options of a batch normalization and new weights.
+
+    A group has four channels at least, if so many divide them, and without further axes all: the
+    normalization of a group of one number is zero.
+    """
+    groups = 1
+    if layer.built and layer.input_spec.ndim > 2:
+        channels = int(layer.moving_mean.shape[0])
+        groups = math.gcd(32, channels // math.gcd(4, channels))
     return keras.layers.GroupNormalization(
-        groups=math.gcd(32, int(layer.moving_mean.shape[0])) if layer.built else 1,
+        groups=groups,
         axis=layer.axis,
         epsilon=layer.epsilon,
         center=layer.center,

@@ -53,6 +53,17 @@ def test_batch_normalization_is_replaced(nested):
     assert [issue.layer for issue in ka.check(model)] == ["norm"]
 
 
+@pytest.mark.parametrize("shape", [(4,), (1, 1, 4), (3, 4)])
+@pytest.mark.parametrize("units", [2, 8, 32, 48])
+def test_what_replaces_batch_normalization_tells_rows_apart(shape, units):
+    """A group of one number, as of a `Dense` layer with as many groups as units, would be zero."""
+    made = [keras.layers.Dense(units), keras.layers.BatchNormalization(), keras.layers.Flatten()]
+    model = keras.Sequential([keras.Input(shape), *made])
+    private = ka.privatize(model, replace_batch_normalization=True)
+    x = np.random.default_rng(0).normal(size=(5, *shape)).astype("float32")
+    assert np.std(private.predict(x, verbose=0), axis=0).max() > 0.1
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "keras_adaclip"
 # By folder of the package: lines of code, without docstrings, comments and blanks, and files.
 FOLDERS = {
     "accounting": (2_332, 15),
-    "training": (2_126, 12),
+    "training": (2_130, 12),
     "gradients": (1_955, 17),
     "federated": (1_770, 15),
     "backend": (1_637, 11),
@@ -40,7 +40,7 @@ FOLDERS = {
     "plots": (140, 3),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 27_682
+LINES_OF_TESTS = 27_693
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
 EXECUTED = {"before the first step": (55, 713), "in a step": (37, 244)}
 # How much smaller than its row a figure may be.
