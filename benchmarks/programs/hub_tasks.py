@@ -1,4 +1,4 @@
-"""Five tasks of KerasHub with small random weights, on texts and images as their users have them."""
+"""Five tasks of KerasHub with small random weights, on texts and images as users have them."""
 
 from collections.abc import Callable
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import keras
 import numpy as np
+from all_programs import SUITE
 from catalogue import Made
-from suite import SUITE
 
 import keras_adaclip as ka
 
@@ -109,29 +109,28 @@ def private(made: Made) -> dict[str, Any]:
 
 def exact(made: Made) -> dict[str, Any]:
     """Return the error of a step without noise, over the clipping norm."""
-    x, y = keras.tree.map_structure(lambda value: value[:EXACT_ROWS], (made.x, made.y))
-    weights = {"class_weight": made.fit["class_weight"]} if "class_weight" in made.fit else {}
+    x, y, *weights = rows = exact_rows(made)
+    options = {name: made.fit[name] for name in ("class_weight",) if name in made.fit}
     model = private_model(made)
     sgd = keras.optimizers.SGD(LEARNING_RATE)
     optimizer = ka.optimizers.DPOptimizer(sgd, clipping=CLIP_NORM, noise_multiplier=0.0)
     model.compile(optimizer, **compile_options(made))
-    one, (x_rows, y_rows, *row_weights) = single_rows(made, model, x, y)
+    one = single_row_model(made, model, x)
     for variable in (*model.variables, *one.variables):
         variable.regularizer = None  # Added after the noise, whatever the rows.
-    one.set_weights(start := model.get_weights())
-    expected = [np.zeros(value.shape) for value in one.trainable_variables]
-    norms = []
+    start = model.get_weights()
+    expected, norms = [np.zeros(value.shape) for value in one.trainable_variables], []
     for place in range(EXACT_ROWS):
         one.set_weights(start)
-        rows = keras.tree.map_structure(
-            lambda value, at=place: value[at : at + 1], (x_rows, y_rows, *row_weights)
-        )
-        moved = movement(one, lambda rows=rows: one.train_on_batch(*rows, **weights))
+        row = keras.tree.map_structure(lambda value, at=place: value[at : at + 1], rows)
+        moved = movement(one, lambda row=row: one.train_on_batch(*row, **options))
         norms.append(float(np.sqrt(sum(np.sum(part**2) for part in moved))))
         factor = min(1.0, CLIP_NORM / norms[-1])
         expected = [total + factor * part for total, part in zip(expected, moved, strict=True)]
     model.set_weights(start)
-    options = {"batch_size": EXACT_ROWS, "verbose": 0, "sampling": "shuffle", **weights}
+    if weights:
+        options["sample_weight"] = weights[0]
+    options |= {"batch_size": EXACT_ROWS, "verbose": 0, "sampling": "shuffle"}
     found = movement(model, lambda: model.fit(x, y, **options))
     gaps = [
         np.sum((EXACT_ROWS * one - other) ** 2) for one, other in zip(found, expected, strict=True)
@@ -139,26 +138,37 @@ def exact(made: Made) -> dict[str, Any]:
     return {"error": float(np.sqrt(sum(gaps))) / CLIP_NORM, "norms": norms}
 
 
-def single_rows(made: Made, model: Any, x: Any, y: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return a plain model with the private one's layers, and rows for it.
+def exact_rows(made: Made) -> tuple[Any, ...]:
+    """Return a few rows; those of a task are preprocessed, and the task does it no more."""
+    rows = keras.tree.map_structure(lambda value: value[:EXACT_ROWS], (made.x, made.y))
+    preprocessor = getattr(made.model, "preprocessor", None)
+    if preprocessor is None:
+        return rows
+    made.model.preprocessor = None
+    x, y = rows
+    done = preprocessor(x) if y is None else preprocessor(x, y)
+    return keras.tree.map_structure(keras.ops.convert_to_numpy, done)
+
+
+def single_row_model(made: Made, model: Any, x: Any) -> Any:
+    """Return a plain model that shares the layers of a private one, or has its weights.
 
     Args:
         made: The program.
         model: The compiled private model.
         x: A few rows.
-        y: Their targets.
     """
-    if hasattr(model, "task"):
-        one, rows = keras.Model(made.model.input, made.model.output), made.model.preprocessor(x, y)
-        rows = keras.tree.map_structure(keras.ops.convert_to_numpy, rows)
-    elif isinstance(made.model, keras.Model):
-        one, rows = model.to_keras(), (x, y)
+    if isinstance(made.model, keras.Model):
+        one = keras.Model(model.input, model.output)
     else:
-        one, rows = made.model(keras.Model), (x, y)
+        one = made.model(keras.Model)
         for built in (one, model):
             built(keras.tree.map_structure(lambda value: value[:1], x))
+    for layer in (*one._flatten_layers(), *model._flatten_layers()):
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0  # That of Keras's own networks.
     one.compile(keras.optimizers.SGD(LEARNING_RATE), loss=model.loss)
-    return one, rows
+    return one
 
 
 def movement(model: Any, step: Callable[[], Any]) -> list[np.ndarray]:

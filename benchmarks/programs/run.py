@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="CSV file; default programs-BACKEND.csv")
     options = parser.parse_args()
     os.environ["KERAS_BACKEND"] = options.backend
-    from suite import SUITE
+    from all_programs import SUITE
 
     if unknown := sorted(set(options.only or ()) - set(SUITE)):
         parser.error(f"Known programs are {', '.join(SUITE)}. Received: {', '.join(unknown)}")
