@@ -48,6 +48,8 @@ def cross_attention(number: int, latents: int, width: int, random: float) -> ker
 def perceiver_image_classification(random: float) -> Made:
     """Return a subclassed model with a latent weight of its own, and modules that run twice."""
 
+    augment = augmentation(random, 16)  # As in the source, no part of the model.
+
     def build(base: Any) -> Any:
         class Perceiver(base):
             """Asks an image by latents, twice."""
@@ -56,7 +58,6 @@ def perceiver_image_classification(random: float) -> Made:
                 self.latents = self.add_weight(
                     shape=(8, 16), initializer="random_normal", name="latents"
                 )
-                self.augment = augmentation(random, 16)
                 self.patches, self.encoder = Patches(4), PatchEncoder(16, 16)
                 self.cross = cross_attention(16, 8, 16, random)
                 inputs = keras.Input((8, 16))
@@ -66,7 +67,7 @@ def perceiver_image_classification(random: float) -> Made:
                 super().build(shape)
 
             def call(self, inputs: Any) -> Any:
-                data = self.encoder(self.patches(self.augment(inputs)))
+                data = self.encoder(self.patches(augment(inputs)))
                 latents = ops.expand_dims(self.latents, 0)
                 for _ in range(2):
                     latents = self.transformer(self.cross({"latents": latents, "data": data}))
@@ -125,8 +126,8 @@ class WindowAttention(layers.Layer):
         self.project.build(shape)
         self.leave.build(shape)
 
-    def call(self, inputs: Any, mask: Any = None) -> Any:
-        """Return windows; `mask` has one slice for each window of an image."""
+    def call(self, inputs: Any, regions: Any = None) -> Any:
+        """Return windows; `regions` is a mask with one slice for each window of an image."""
         x, given = inputs if self.is_global else (inputs, None)
         number, per_head = self.size**2, self.width // self.heads
         shape = (-1, number, 2 + (given is None), self.heads, per_head)
@@ -139,9 +140,9 @@ class WindowAttention(layers.Layer):
         scores = query[0] * per_head**-0.5 @ ops.transpose(key, (0, 1, 3, 2))
         bias = ops.take(self.biases, relative_places(self.size), axis=0)
         scores += ops.transpose(ops.reshape(bias, (number, number, -1)), (2, 0, 1))[None]
-        if mask is not None:
-            shape = (-1, mask.shape[0], self.heads, number, number)
-            scores = ops.reshape(scores, shape) + ops.cast(mask, "float32")[None, :, None]
+        if regions is not None:
+            shape = (-1, regions.shape[0], self.heads, number, number)
+            scores = ops.reshape(scores, shape) + ops.cast(regions, "float32")[None, :, None]
             scores = ops.reshape(scores, (-1, self.heads, number, number))
         x = ops.transpose(self.dropout(ops.softmax(scores)) @ value, (0, 2, 1, 3))
         return self.dropout(self.leave(ops.reshape(x, (-1, number, self.width))))
@@ -183,7 +184,7 @@ class Swin(layers.Layer):
         x = ops.reshape(self.first(x), (-1, side, side, self.width))
         if self.shift:
             x = ops.roll(x, (-1, -1), axis=(1, 2))
-        windows = self.attention(partitioned(x, 2), mask=self.mask)
+        windows = self.attention(partitioned(x, 2), regions=self.mask)
         x = merged(windows, 2, side, side, self.width)
         if self.shift:
             x = ops.roll(x, (1, 1), axis=(1, 2))
@@ -257,9 +258,9 @@ class AddPositions(layers.Layer):
 class LocalityAttention(layers.MultiHeadAttention):
     """Attention of Keras with a trainable temperature."""
 
-    def build(self, *args: Any, **kwargs: Any) -> None:
+    def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
         """Make the temperature."""
-        super().build(*args, **kwargs)
+        super().build(query_shape, value_shape, key_shape)
         root = keras.initializers.Constant(float(self._key_dim) ** 0.5)
         self.tau = self.add_weight(shape=(), initializer=root, name="tau")
 
