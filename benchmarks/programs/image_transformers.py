@@ -47,7 +47,6 @@ def cross_attention(number: int, latents: int, width: int, random: float) -> ker
 @example("vision")
 def perceiver_image_classification(random: float) -> Made:
     """Return a subclassed model with a latent weight of its own, and modules that run twice."""
-
     augment = augmentation(random, 16)  # As in the source, no part of the model.
 
     def build(base: Any) -> Any:
