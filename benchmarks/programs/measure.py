@@ -77,7 +77,7 @@ def trained(made: Made, model: Any, optimizer: Any, **options: Any) -> dict[str,
     model.compile(optimizer, **compile_options(made))
     fit, times = dict(made.fit), StepTimes()
     callbacks = [*fit.pop("callbacks", []), times]
-    few = keras.tree.map_structure(lambda value: value[:8], (made.x, made.y))
+    few = taken((made.x, made.y), slice(8))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     model.fit(
         *(made.x, made.y),
@@ -92,6 +92,11 @@ def trained(made: Made, model: Any, optimizer: Any, **options: Any) -> dict[str,
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     first, *later = times.seconds
     return {"first_step": first, "step": statistics.median(later), "memory": memory / 1024}
+
+
+def taken(values: Any, places: Any) -> Any:
+    """Return some rows of each array of a structure; None stays."""
+    return keras.tree.map_structure(lambda each: None if each is None else each[places], values)
 
 
 def plain(made: Made) -> dict[str, Any]:
@@ -123,7 +128,7 @@ def exact(made: Made) -> dict[str, Any]:
     for place in range(EXACT_ROWS):
         one.set_weights(start)
         # Twice: their mean is the same, and PyTorch cannot differentiate every batch of one.
-        row = keras.tree.map_structure(lambda value, at=place: value[[at, at]], rows)
+        row = taken(rows, [place, place])
         moved = movement(one, lambda row=row: one.train_on_batch(*row, **options))
         norms.append(float(np.sqrt(sum(np.sum(part**2) for part in moved))))
         factor = min(1.0, CLIP_NORM / norms[-1])
@@ -141,7 +146,7 @@ def exact(made: Made) -> dict[str, Any]:
 
 def exact_rows(made: Made) -> tuple[Any, ...]:
     """Return a few rows; those of a task are preprocessed, and the task does it no more."""
-    rows = keras.tree.map_structure(lambda value: value[:EXACT_ROWS], (made.x, made.y))
+    rows = taken((made.x, made.y), slice(EXACT_ROWS))
     preprocessor = getattr(made.model, "preprocessor", None)
     if preprocessor is None:
         return rows
@@ -160,11 +165,13 @@ def single_row_model(made: Made, model: Any, x: Any) -> Any:
         x: A few rows.
     """
     if isinstance(made.model, keras.Model):
-        one = keras.Model(model.input, model.output)
+        is_sequential = isinstance(model, keras.Sequential)
+        ends = (model.inputs, model.outputs) if is_sequential else (model.input, model.output)
+        one = keras.Model(*ends)
     else:
         one = made.model(keras.Model)
         for built in (one, model):
-            built(keras.tree.map_structure(lambda value: value[:1], x))
+            built(taken(x, slice(1)))
     for layer in (*one._flatten_layers(), *model._flatten_layers()):
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0  # That of Keras's own networks.
