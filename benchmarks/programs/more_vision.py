@@ -227,6 +227,21 @@ def mirnet(random: float) -> Made:
     )
 
 
+class ToPixels(layers.Layer):
+    """Makes blocks of pixels of channels."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def call(self, x: Any) -> Any:
+        """Return larger images."""
+        size, (_, height, width, depth) = self.size, x.shape
+        x = ops.reshape(x, (-1, height, width, size, size, depth // size**2))
+        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
+        return ops.reshape(x, (-1, height * size, width * size, depth // size**2))
+
+
 class DecibelsOfEpochs(keras.callbacks.Callback):
     """Collects decibels of validation batches, and predicts an image after each epoch."""
 
@@ -236,7 +251,7 @@ class DecibelsOfEpochs(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Predict."""
-        self.model.predict(np.zeros((1, 20, 20, 1), "float32"), verbose=0)
+        self.model.predict(np.zeros((1, 10, 10, 1), "float32"), verbose=0)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Note a batch."""
@@ -245,15 +260,13 @@ class DecibelsOfEpochs(keras.callbacks.Callback):
 
 @example("vision")
 def super_resolution_sub_pixel(random: float) -> Made:
-    """Return channels that become pixels, for images of any size."""
-    inputs = x = keras.Input((None, None, 1))
+    """Return channels that become pixels, and a callback that predicts."""
+    inputs = x = keras.Input((10, 10, 1))
     for width, kernel in ((8, 5), (8, 3), (8, 3), (9, 3)):
         x = layers.Conv2D(
             width, kernel, activation="relu", kernel_initializer="orthogonal", padding="same"
         )(x)
-    height, width = ops.shape(x)[1:3]
-    x = ops.transpose(ops.reshape(x, (-1, height, width, 3, 3, 1)), (0, 1, 3, 2, 4, 5))
-    model = keras.Model(inputs, ops.reshape(x, (-1, height * 3, width * 3, 1)))
+    model = keras.Model(inputs, ToPixels(3)(x))
     callbacks = [DecibelsOfEpochs(), keras.callbacks.EarlyStopping("loss", patience=10)]
     callbacks.append(checkpoint("loss"))
     loss, optimizer = keras.losses.MeanSquaredError(), keras.optimizers.Adam(1e-3)
