@@ -92,7 +92,7 @@ def gemma_causal_lm_with_lora(random: float) -> Made:
 def resnet_image_classifier(random: float) -> Made:
     """Return a classifier of images."""
     backbone = hub.ResNetBackbone(
-        [8], [3], [8, 16], [1, 1], [1, 2], "basic_block", image_shape=(16, 16, 3)
+        [64], [3], [64], [1], [1], "basic_block", use_pre_activation=True, image_shape=(16, 16, 3)
     )
     converter = keras_hub.layers.ResNetImageConverter(image_size=(16, 16), scale=1 / 255)
     preprocessor = hub.ResNetImageClassifierPreprocessor(converter)

@@ -152,6 +152,7 @@ def exact_rows(made: Made) -> tuple[Any, ...]:
         return rows
     made.model.preprocessor = None
     x, y = rows
+    x = x.tolist() if x.dtype.kind == "U" else x
     done = preprocessor(x) if y is None else preprocessor(x, y)
     return keras.tree.map_structure(keras.ops.convert_to_numpy, done)
 
