@@ -54,9 +54,11 @@ def plain_model(made: Made) -> Any:
 
 def private_model(made: Made) -> Any:
     """Return the program's model as this package trains it."""
-    if isinstance(made.model, keras.Model):
-        return ka.privatize(made.model, replace_batch_normalization=True)
-    return made.model(ka.PrivateModel)
+    if not isinstance(made.model, keras.Model):
+        return made.model(ka.PrivateModel)
+    batch = keras.layers.BatchNormalization
+    replaces = any(isinstance(layer, batch) for layer in made.model._flatten_layers())
+    return ka.privatize(made.model, replace_batch_normalization=replaces)
 
 
 def compile_options(made: Made) -> dict[str, Any]:
