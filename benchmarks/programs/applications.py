@@ -21,7 +21,7 @@ FAMILIES = (
 
 
 def application(name: str, random: float) -> Made:
-    """Return a family; its own dropout is in the constructor, and stays without `random` rows."""
+    """Return a family; its dropout is switched off where a step is compared."""
     make: Callable[..., keras.Model] = getattr(keras.applications, name)
     model = make(weights=None, input_shape=(64, 64, 3), classes=5)
     x, loss = 255 * numbers(64, 64, 3), "sparse_categorical_crossentropy"
