@@ -154,7 +154,11 @@ def _with_arguments(
         changes = {number for number, (large, small) in pairs if large != small}
         if changes - follows or not follows:
             reason = "is called on something without the batch axis"
-            if not changes and layer not in plan.repeated:
+            shapes = [
+                [value.shape for value in keras.tree.flatten((c.args, c.kwargs)) if _leading(value)]
+                for c in (one, other)
+            ]
+            if shapes[0] == shapes[1] and layer not in plan.repeated:
                 constant.append(layer)
                 continue
         elif batched.setdefault(layer, follows) != follows:

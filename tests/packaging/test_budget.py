@@ -22,7 +22,7 @@ PACKAGE = ROOT / "keras_adaclip"
 FOLDERS = {
     "accounting": (2_332, 15),
     "training": (2_130, 12),
-    "gradients": (1_955, 17),
+    "gradients": (1_959, 17),
     "federated": (1_770, 15),
     "backend": (1_637, 11),
     "examination": (1_391, 9),
