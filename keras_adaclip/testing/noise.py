@@ -29,7 +29,8 @@ def assert_noise(optimizer: DPOptimizer) -> None:
 
     Args:
         optimizer: A private optimizer, whose model has at most a few thousand weights. A
-            planned noise multiplier that is not known yet, and one of 0, is taken as 1.
+            planned noise multiplier that is not known yet, and one of 0, is taken as 1. In the
+            place of an `AutoDPOptimizer`, a `DPOptimizer` with its clipping strategy is tested.
 
     Raises:
         AssertionError: If the noise is too small, has another distribution than it says, or
