@@ -48,6 +48,8 @@ class RunOfSteps(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Print the plan of the run."""
         optimizer, data, num_epochs = self.model.optimizer, self._data, self._num_epochs
+        # Read once: on JAX, each look at `self.model` writes the state of training back.
+        self._reports_metrics = self.model._private_state.reports_metrics
         self._before = tuple(row for row in optimizer.ledger if row.steps > 0)
         self._num_steps = num_epochs * (data.steps_per_epoch or 0)
         if not 0 < self._num_steps <= _MOST_STEPS:  # Unknown, or as good as endless.
@@ -81,7 +83,7 @@ class RunOfSteps(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Take figures of the training rows out of the logs, which callbacks share, if asked to."""
-        if not self.model._private_state.reports_metrics:
+        if not self._reports_metrics:
             for name in [name for name in logs or () if not name.startswith("val_")]:
                 del logs[name]
 
