@@ -343,7 +343,7 @@ def test_a_size_that_compiles_to_something_else_is_examined_too(monkeypatch):
 
     fit_where(seen.add)
     sizes = [each for each in seen if isinstance(each, int) and each > 8]
-    assert (len(sizes), len(found)) == (2, 1)
+    assert (len(sizes), len(found)) == (2, 1), (sizes, seen, found)
     for size in sizes:
         with pytest.raises(ValueError, match=f"culprit: {MIXES}"):
             fit_where(lambda num_rows, size=size: str(num_rows) == str(size))

@@ -38,7 +38,7 @@ def network(cls, y, classes):
         kind = "categorical" if y.dtype.kind == "f" else "sparse_categorical"
         loss, activation = f"{kind}_crossentropy", "softmax"
     inputs = keras.Input(shape)
-    start = keras.initializers.RandomNormal(stddev=2.0, seed=1)
+    start = keras.initializers.RandomNormal(stddev=0.5, seed=1)
     dense = keras.layers.Dense(classes, activation, kernel_initializer=start)
     model = cls(inputs, dense(inputs))
     sgd = keras.optimizers.SGD(0.5)
