@@ -133,7 +133,7 @@ def exact(made: Made) -> dict[str, Any]:
         row = taken(rows, [place, place])
         moved = movement(one, lambda row=row: one.train_on_batch(*row, **options))
         norms.append(float(np.sqrt(sum(np.sum(part**2) for part in moved))))
-        factor = min(1.0, CLIP_NORM / norms[-1])
+        factor = CLIP_NORM / max(CLIP_NORM, norms[-1])
         expected = [total + factor * part for total, part in zip(expected, moved, strict=True)]
     model.set_weights(start)
     if weights:
@@ -168,6 +168,8 @@ def single_row_model(made: Made, model: Any, x: Any) -> Any:
         x: A few rows.
     """
     if isinstance(made.model, keras.Model):
+        if not model.built:
+            model(taken(x, slice(1)))
         is_sequential = isinstance(model, keras.Sequential)
         ends = (model.inputs, model.outputs) if is_sequential else (model.input, model.output)
         one = keras.Model(*ends)

@@ -127,7 +127,7 @@ class Classifier(layers.Layer):
 @example("structured_data")
 def structured_data_classification_from_scratch(random: float) -> Made:
     """Return one layer on inputs by name; what normalizes is before the inputs of the model."""
-    rows = {"age": 80 * numbers(), "chol": 200 * numbers(seed=1)}
+    rows = {"oldpeak": 6 * numbers(), "slope": 3 * numbers(seed=1)}
     inputs = {}
     for name, values in rows.items():
         normalizer = layers.Normalization()
