@@ -147,7 +147,7 @@ def basnet_segmentation(random: float) -> Made:
     return Made(build, numbers(32, 32, 3), y_rows, None, metrics, optimizer)
 
 
-@example("vision")
+@example("vision", torch="PyTorch cannot differentiate bilinear upsampling in front of its loss")
 def fully_convolutional_network(random: float) -> Made:
     """Return heads of zeros on three pools of a frozen VGG, in half precision.
 
