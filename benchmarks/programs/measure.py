@@ -137,6 +137,8 @@ def exact(made: Made) -> dict[str, Any]:
         norms.append(float(np.sqrt(sum(np.sum(part**2) for part in moved))))
         factor = CLIP_NORM / max(CLIP_NORM, norms[-1])
         expected = [total + factor * part for total, part in zip(expected, moved, strict=True)]
+    if not all(norms):
+        raise ValueError(f"A row without a gradient shows nothing. Received: norms={norms}")
     model.set_weights(start)
     if weights:
         options["sample_weight"] = weights[0]

@@ -165,8 +165,7 @@ def fully_convolutional_network(random: float) -> Made:
     third, fourth, fifth = backbone(inputs)
     dense = keras.Sequential()
     for kernel in (3, 1):
-        options = {"padding": "same", "use_bias": False, "kernel_initializer": "ones"}
-        dense.add(layers.Conv2D(16, kernel, activation="relu", **options))
+        dense.add(layers.Conv2D(16, kernel, activation="relu", padding="same", use_bias=False))
         dense.add(layers.Dropout(0.5 * random))
     dense.trainable = False
 
