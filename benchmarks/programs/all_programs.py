@@ -1,11 +1,15 @@
 """All programs, by name."""
 
 import applications
+import generative
 import hub_tasks
 import image_classifiers
 import image_transformers
+import language
 import more_vision
 import segmentation
+import series
+import tables
 from catalogue import Program
 
 MODULES = (
@@ -13,6 +17,10 @@ MODULES = (
     image_transformers,
     segmentation,
     more_vision,
+    language,
+    tables,
+    series,
+    generative,
     applications,
     hub_tasks,
 )

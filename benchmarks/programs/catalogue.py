@@ -72,9 +72,14 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).random((ROWS, *shape)).astype("float32")
 
 
-def labels(num_classes: int, *shape: int, seed: int = 1) -> np.ndarray:
+def images(*shape: int) -> np.ndarray:
+    """Return random bytes, as `keras.datasets` has them, of shape `(ROWS, *shape)`."""
+    return np.random.default_rng(0).integers(0, 256, (ROWS, *shape), "uint8")
+
+
+def labels(num_classes: int, *shape: int, seed: int = 1, dtype: str = "int64") -> np.ndarray:
     """Return random integers, of shape `(ROWS, *shape)`."""
-    return np.random.default_rng(seed).integers(0, num_classes, (ROWS, *shape))
+    return np.random.default_rng(seed).integers(0, num_classes, (ROWS, *shape)).astype(dtype)
 
 
 def one_hot(num_classes: int, *shape: int) -> np.ndarray:
@@ -82,14 +87,15 @@ def one_hot(num_classes: int, *shape: int) -> np.ndarray:
     return np.eye(num_classes, dtype="float32")[labels(num_classes, *shape)]
 
 
-def stopping(patience: int = 10) -> keras.callbacks.Callback:
-    """Return early stopping that restores the best weights."""
-    return keras.callbacks.EarlyStopping("val_loss", patience=patience, restore_best_weights=True)
+def stopping(patience: int = 10, **options: Any) -> keras.callbacks.Callback:
+    """Return early stopping that restores the best weights, unless the options say otherwise."""
+    options = {"restore_best_weights": True, "patience": patience, **options}
+    return keras.callbacks.EarlyStopping(**options)
 
 
-def slower() -> keras.callbacks.Callback:
+def slower(monitor: str = "val_loss", **options: Any) -> keras.callbacks.Callback:
     """Return a callback that lowers the learning rate."""
-    return keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=5)
+    return keras.callbacks.ReduceLROnPlateau(monitor, **{"factor": 0.5, "patience": 5, **options})
 
 
 def checkpoint(monitor: str = "val_loss") -> keras.callbacks.Callback:
@@ -97,6 +103,28 @@ def checkpoint(monitor: str = "val_loss") -> keras.callbacks.Callback:
     return keras.callbacks.ModelCheckpoint(
         "best.weights.h5", monitor, save_best_only=True, save_weights_only=True
     )
+
+
+def saved_model(monitor: str = "val_loss") -> keras.callbacks.Callback:
+    """Return a callback that stores the best model, with its layers and its optimizer."""
+    return keras.callbacks.ModelCheckpoint("best.keras", monitor, save_best_only=True)
+
+
+class PredictionsOfEpochs(keras.callbacks.Callback):
+    """Predicts after each epoch.
+
+    Args:
+        x: Rows.
+        model: A model that shares layers with the one that is trained; None for that one.
+    """
+
+    def __init__(self, x: Any, model: keras.Model | None = None) -> None:
+        super().__init__()
+        self.x, self.other = x, model
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Predict."""
+        (self.other or self.model).predict(self.x, verbose=0)
 
 
 def sparse(**options: Any) -> dict[str, Any]:
@@ -122,18 +150,19 @@ def smoothed(from_logits: bool) -> dict[str, Any]:
     }
 
 
-def augmentation(random: float, size: int, rotation: float = 0.02) -> keras.Sequential:
-    """Return adapted normalization, resizing, flips, rotations and zooms."""
+def augmentation(random: float, *moves: layers.Layer, size: int | None = None) -> keras.Sequential:
+    """Return adapted normalization, resizing, flips, other moves, and zooms.
+
+    Args:
+        random: 0.0 leaves out what is random.
+        moves: Between flips and zooms.
+        size: Of the images afterwards; None if they are not resized.
+    """
     normalization = layers.Normalization()
-    normalization.adapt(numbers(8, 8, 3))
-    moves = [
-        layers.RandomFlip("horizontal"),
-        layers.RandomRotation(rotation),
-        layers.RandomZoom(0.2, 0.2),
-    ]
-    return keras.Sequential(
-        [normalization, layers.Resizing(size, size), *(moves if random else [])]
-    )
+    normalization.adapt(images(8, 8, 3))
+    resizing = [layers.Resizing(size, size)] if size else []
+    moves = (layers.RandomFlip("horizontal"), *moves, layers.RandomZoom(0.2, 0.2))
+    return keras.Sequential([normalization, *resizing, *(moves if random else [])])
 
 
 class Patches(layers.Layer):
@@ -145,8 +174,10 @@ class Patches(layers.Layer):
 
     def call(self, images: Any) -> Any:
         """Return patches of shape `(batch, number, pixels)`."""
+        batch_size, height, width, channels = ops.shape(images)
+        number = (height // self.size) * (width // self.size)
         patches = ops.image.extract_patches(images, self.size)
-        return ops.reshape(patches, (-1, patches.shape[1] * patches.shape[2], patches.shape[3]))
+        return ops.reshape(patches, (batch_size, number, self.size**2 * channels))
 
 
 class PatchEncoder(layers.Layer):
@@ -164,11 +195,6 @@ class PatchEncoder(layers.Layer):
         self.projection = layers.Dense(width)
         self.positions = layers.Embedding(number, width)
 
-    def build(self, shape: Any) -> None:
-        """Build both parts."""
-        self.projection.build(shape)
-        self.positions.build((self.number,))
-
     def call(self, patches: Any) -> Any:
         """Return encoded patches."""
         places = ops.arange(self.number)
@@ -184,10 +210,35 @@ def mlp(x: Any, widths: list[int], rate: float, activation: Any = "gelu") -> Any
     return x
 
 
-def transformer(x: Any, width: int, random: float, heads: int = 2, rate: float = 0.1) -> Any:
+def transformer(x: Any, width: int, random: float, activation: Any = "gelu") -> Any:
     """Return a block of attention and dense layers, normalized first."""
     normed = layers.LayerNormalization(epsilon=1e-6)(x)
-    attention = layers.MultiHeadAttention(heads, width, dropout=rate * random)(normed, normed)
+    attention = layers.MultiHeadAttention(2, width, dropout=0.1 * random)(normed, normed)
     x = layers.Add()([attention, x])
     normed = layers.LayerNormalization(epsilon=1e-6)(x)
-    return layers.Add()([mlp(normed, [2 * width, width], rate * random), x])
+    return layers.Add()([mlp(normed, [2 * width, width], 0.1 * random, activation), x])
+
+
+def vision_transformer(x: Any, random: float, rate: float) -> Any:
+    """Return features of images by patches, two blocks and two dense layers.
+
+    Args:
+        x: Images.
+        random: 0.0 leaves out dropout.
+        rate: Of dropout between the dense layers.
+    """
+    x = PatchEncoder((x.shape[1] // 4) ** 2, 16, has_batch_axis=True)(Patches(4)(x))
+    for _ in range(2):
+        x = transformer(x, 16, random)
+    x = layers.Flatten()(layers.LayerNormalization(epsilon=1e-6)(x))
+    return mlp(layers.Dropout(rate * random)(x), [32, 16], rate * random)
+
+
+def ctc_cost(y_true: Any, y_pred: Any) -> Any:
+    """Return the cost of sequences of labels, of shape `(batch, 1)`; the last class is blank."""
+    batch_size = ops.shape(y_true)[0]
+    lengths = [ops.shape(y)[1] * ops.ones((batch_size,), "int32") for y in (y_true, y_pred)]
+    logits = ops.log(y_pred + keras.backend.epsilon())
+    blank = y_pred.shape[-1] - 1
+    cost = ops.ctc_loss(ops.cast(y_true, "int32"), logits, *lengths, mask_index=blank)
+    return ops.expand_dims(cost, 1)

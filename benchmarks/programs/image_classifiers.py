@@ -10,15 +10,18 @@ from catalogue import (
     augmentation,
     checkpoint,
     example,
+    images,
     labels,
     mlp,
     numbers,
     one_hot,
+    saved_model,
     slower,
     smoothed,
     sparse,
     stopping,
     transformer,
+    vision_transformer,
 )
 from keras import layers, ops
 
@@ -87,24 +90,17 @@ def image_classification_efficientnet_fine_tuning(random: float) -> Made:
     return Made(model, x_rows, one_hot(6), "categorical_crossentropy", ["accuracy"], optimizer)
 
 
-def vision_transformer(random: float, inputs: Any, x: Any, size: int) -> Any:
-    """Return the features that the examples with plain vision transformers share."""
-    x = PatchEncoder((size // 4) ** 2, 16, has_batch_axis=True)(Patches(4)(x))
-    for _ in range(2):
-        x = transformer(x, 16, random)
-    return layers.Flatten()(layers.LayerNormalization(epsilon=1e-6)(x))
-
-
 @example("vision")
 def image_classification_with_vision_transformer(random: float) -> Made:
     """Return a vision transformer with augmentation inside of the model."""
     inputs = keras.Input((16, 16, 3))
-    x = vision_transformer(random, inputs, augmentation(random, 24)(inputs), 24)
-    x = mlp(layers.Dropout(0.5 * random)(x), [32, 16], 0.5 * random)
+    augment = augmentation(random, layers.RandomRotation(0.02), size=24)
+    x = vision_transformer(augment(inputs), random, 0.5)
     model = keras.Model(inputs, layers.Dense(10)(x))
     optimizer = keras.optimizers.AdamW(1e-3, weight_decay=1e-4)
     extra = {"callbacks": [checkpoint("val_acc")]}
-    return Made(model, numbers(16, 16, 3), labels(10, 1), **sparse(optimizer=optimizer), fit=extra)
+    y_rows = labels(10, 1, dtype="uint8")
+    return Made(model, images(16, 16, 3), y_rows, **sparse(optimizer=optimizer), fit=extra)
 
 
 class MultipleInstanceAttention(layers.Layer):
@@ -142,7 +138,8 @@ def attention_mil_classification(random: float) -> Made:
     alpha = MultipleInstanceAttention(name="alpha")(features)
     weighted = [layers.multiply(pair) for pair in zip(alpha, features, strict=True)]
     outputs = layers.Dense(2, "softmax")(layers.concatenate(weighted, axis=1))
-    extra = {"callbacks": [stopping(), checkpoint()], "class_weight": {0: 0.6, 1: 3.0}}
+    stops = stopping(mode="min", restore_best_weights=False)
+    extra = {"callbacks": [stops, checkpoint()], "class_weight": {0: 0.6, 1: 3.0}}
     x = [numbers(14, 14, seed=seed) for seed in range(3)]
     loss = "sparse_categorical_crossentropy"
     return Made(keras.Model(inputs, outputs), x, labels(2, 1), loss, ["accuracy"], fit=extra)
@@ -196,23 +193,47 @@ class Gated(layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         """Return gated patches."""
-        u, v = ops.split(self.widen(self.first(inputs)), 2, axis=2)
+        x = self.first(inputs)
+        u, v = ops.split(self.widen(x), 2, axis=2)
         v = self.over_places(ops.transpose(self.second(v), (0, 2, 1)))
-        return inputs + self.narrow(u * ops.transpose(v, (0, 2, 1)))
+        return x + self.narrow(u * ops.transpose(v, (0, 2, 1)))
+
+
+class Positions(layers.Layer):
+    """A weight for each position, repeated for each row; of the input, only the shape is used."""
+
+    def build(self, shape: Any) -> None:
+        """Make the weight."""
+        self.embeddings = self.add_weight(
+            shape=shape[1:], initializer="glorot_uniform", name="embeddings"
+        )
+        super().build(shape)
+
+    def call(self, x: Any) -> Any:
+        """Return the weights, to be added."""
+        shape = ops.shape(x)
+        weights = ops.slice(ops.convert_to_tensor(self.embeddings), (0, 0), shape[1:])
+        return ops.broadcast_to(weights, shape)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        """Return the same shape."""
+        return shape
 
 
 @example("vision")
 def mlp_image_classification(random: float) -> Made:
     """Return a block of each of the example's three networks, one after another."""
     inputs = keras.Input((16, 16, 3))
-    x = layers.Dense(16)(Patches(4)(augmentation(random, 16)(inputs)))
+    x = layers.Dense(16)(Patches(4)(augmentation(random, size=16)(inputs)))
+    x = x + Positions()(x)  # Only the network with a Fourier transform has them.
     rate = 0.2 * random
     x = keras.Sequential([Mixer(16, 16, rate), Fourier(16, rate), Gated(16, 16, rate)])(x)
     x = layers.Dropout(rate)(layers.GlobalAveragePooling1D()(x))
     extra = {"callbacks": [stopping(), slower()]}
     model = keras.Model(inputs, layers.Dense(10)(x))
     optimizer = keras.optimizers.AdamW(5e-3, weight_decay=1e-4)
-    return Made(model, numbers(16, 16, 3), labels(10, 1), **sparse(optimizer=optimizer), fit=extra)
+    y_rows = labels(10, 1, dtype="uint8")
+    return Made(model, images(16, 16, 3), y_rows, **sparse(optimizer=optimizer), fit=extra)
 
 
 def inverted(x: Any, width: int, strides: int = 1) -> Any:
@@ -241,7 +262,7 @@ def mobilevit(random: float) -> Made:
     local = convolution(convolution(x, 16), 16, kernel=1)
     height, width = local.shape[1:3]
     y = layers.Reshape((4, height * width // 4, 16))(local)
-    y = layers.Reshape((height, width, 16))(transformer(y, 16, random))
+    y = layers.Reshape((height, width, 16))(transformer(y, 16, random, "swish"))
     x = convolution(layers.Concatenate()([x, convolution(y, x.shape[-1], kernel=1)]), 16)
     x = layers.GlobalAvgPool2D()(convolution(x, 24, kernel=1))
     return Made(
@@ -257,22 +278,22 @@ def mobilevit(random: float) -> Made:
 
 @example("vision")
 def xray_classification_with_tpus(random: float) -> Made:
-    """Return a convnet for rare classes: class weights, a first bias, precision and recall."""
+    """Return a convnet for rare classes: true and false, class weights, precision and recall."""
     inputs = keras.Input((32, 32, 3))
     x = layers.Rescaling(1 / 255)(inputs)
-    x = layers.Conv2D(8, 3, activation="relu", padding="same")(x)
-    x = layers.MaxPooling2D()(layers.Conv2D(8, 3, activation="relu", padding="same")(x))
-    for width, rate in ((8, 0.0), (16, 0.2)):
+    for _ in range(2):
+        x = layers.Conv2D(8, 3, activation="relu", padding="same")(x)
+    x = layers.MaxPool2D()(x)
+    for width, rate in ((8, None), (8, None), (12, 0.2), (16, 0.2)):
         for _ in range(2):
             x = layers.SeparableConv2D(width, 3, activation="relu", padding="same")(x)
-        x = layers.MaxPooling2D()(layers.BatchNormalization()(x))
-        x = layers.Dropout(rate * random)(x)
+        x = layers.MaxPool2D()(layers.BatchNormalization()(x))
+        x = layers.Dropout(rate * random)(x) if rate else x
     x = layers.Flatten()(x)
-    for width, rate in ((32, 0.7), (16, 0.5)):
+    for width, rate in ((32, 0.7), (16, 0.5), (8, 0.3)):
         x = layers.BatchNormalization()(layers.Dense(width, "relu")(x))
         x = layers.Dropout(rate * random)(x)
-    bias = keras.initializers.Constant(1.1)
-    model = keras.Model(inputs, layers.Dense(1, "sigmoid", bias_initializer=bias)(x))
+    model = keras.Model(inputs, layers.Dense(1, "sigmoid")(x))
     metrics = [
         keras.metrics.BinaryAccuracy(),
         keras.metrics.Precision(name="precision"),
@@ -280,38 +301,25 @@ def xray_classification_with_tpus(random: float) -> Made:
     ]
     rate_schedule = keras.optimizers.schedules.ExponentialDecay(0.015, 100_000, 0.96, True)
     optimizer = keras.optimizers.Adam(rate_schedule)
-    extra = {"callbacks": [checkpoint(), stopping()], "class_weight": {0: 1.9, 1: 0.7}}
-    x_rows = 255 * numbers(32, 32, 3)
-    return Made(model, x_rows, labels(2), "binary_crossentropy", metrics, optimizer, extra)
+    extra = {"callbacks": [saved_model(), stopping()], "class_weight": {0: 1.9, 1: 0.7}}
+    x_rows, y_rows = 255 * numbers(32, 32, 3), labels(2, dtype="bool")
+    return Made(model, x_rows, y_rows, "binary_crossentropy", metrics, optimizer, extra)
 
 
 class StochasticDepth(layers.Layer):
-    """Leaves out a branch for some rows."""
+    """Leaves out a branch for some rows; it draws for a rate of zero, too."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        self.rate = rate
-        self.seeds = keras.random.SeedGenerator(1) if rate else None
+        self.rate, self.seeds = rate, keras.random.SeedGenerator(1337)
 
-    def call(self, x: Any, training: bool = False) -> Any:
+    def call(self, x: Any, training: bool | None = None) -> Any:
         """Return the branch, or zeros, row by row."""
-        if not training or not self.rate:
+        if not training:
             return x
         keep = 1 - self.rate
         shape = (ops.shape(x)[0],) + (1,) * (len(x.shape) - 1)
-        return x / keep * ops.floor(keep + keras.random.uniform(shape, seed=self.seeds))
-
-
-class Positions(layers.Layer):
-    """Adds a weight for each position."""
-
-    def build(self, shape: Any) -> None:
-        """Make the weight."""
-        self.embeddings = self.add_weight(shape=shape[1:], name="embeddings")
-
-    def call(self, x: Any) -> Any:
-        """Return the sum."""
-        return x + ops.broadcast_to(self.embeddings, ops.shape(x))
+        return (x / keep) * ops.floor(keep + keras.random.uniform(shape, 0, 1, seed=self.seeds))
 
 
 class SequencePooling(layers.Layer):
@@ -334,7 +342,9 @@ class ConvolutionTokenizer(layers.Layer):
         super().__init__()
         self.network = keras.Sequential()
         for width in widths:
-            convolution = layers.Conv2D(width, 3, use_bias=False, activation="relu")
+            convolution = layers.Conv2D(
+                width, 3, use_bias=False, activation="relu", kernel_initializer="he_normal"
+            )
             self.network.add(convolution)
             self.network.add(layers.ZeroPadding2D(1))
             self.network.add(layers.MaxPooling2D(3, 2, "same"))
@@ -342,7 +352,8 @@ class ConvolutionTokenizer(layers.Layer):
     def call(self, images: Any) -> Any:
         """Return tokens of shape `(batch, number, width)`."""
         x = self.network(images)
-        return ops.reshape(x, (-1, x.shape[1] * x.shape[2], x.shape[3]))
+        _, height, width, channels = ops.shape(x)
+        return ops.reshape(x, (-1, height * width, channels))
 
 
 @example("vision")
@@ -351,7 +362,8 @@ def cct(random: float) -> Made:
     inputs = keras.Input((32, 32, 3))
     moves = [layers.RandomCrop(32, 32), layers.RandomFlip("horizontal")]
     x = keras.Sequential([layers.Rescaling(1 / 255), *(moves if random else [])])(inputs)
-    x = Positions()(ConvolutionTokenizer((8, 16))(x))
+    x = ConvolutionTokenizer((8, 16))(x)
+    x = x + Positions()(x)
     for rate in (0.0, 0.1):
         normed = layers.LayerNormalization(epsilon=1e-5)(x)
         y = layers.MultiHeadAttention(2, 16, dropout=0.1 * random)(normed, normed)
@@ -362,7 +374,7 @@ def cct(random: float) -> Made:
     model = keras.Model(inputs, layers.Dense(10)(x))
     optimizer = keras.optimizers.AdamW(1e-3, weight_decay=1e-4)
     extra = {"callbacks": [checkpoint("val_accuracy")]}
-    x_rows = 255 * numbers(32, 32, 3)
+    x_rows = images(32, 32, 3)
     return Made(model, x_rows, one_hot(10), **smoothed(True), optimizer=optimizer, fit=extra)
 
 
@@ -406,36 +418,37 @@ def external_attention(x: Any, width: int, random: float) -> Any:
 def eanet(random: float) -> Made:
     """Return a transformer with external attention."""
     inputs = keras.Input((16, 16, 3))
-    x = PatchEncoder(16, 16)(Patches(4)(augmentation(random, 16, rotation=0.1)(inputs)))
+    moves = layers.RandomRotation(0.1), layers.RandomContrast(0.1)
+    x = PatchEncoder(16, 16)(Patches(4)(augmentation(random, *moves)(inputs)))
     for _ in range(2):
         normed = layers.LayerNormalization(epsilon=1e-5)(x)
         x = layers.add([external_attention(normed, 16, random), x])
-        y = mlp(layers.LayerNormalization(epsilon=1e-5)(x), [16, 16], 0.2 * random)
-        x = layers.add([y, x])
-    outputs = layers.Dense(10, "softmax")(layers.GlobalAvgPool1D()(x))
+        y = mlp(layers.LayerNormalization(epsilon=1e-5)(x), [16], 0.2 * random)
+        x = layers.add([layers.Dropout(0.2 * random)(layers.Dense(16)(y)), x])
+    outputs = layers.Dense(10, "softmax")(layers.GlobalAveragePooling1D()(x))
     optimizer = keras.optimizers.AdamW(1e-3, weight_decay=1e-4)
     model = keras.Model(inputs, outputs)
-    return Made(model, numbers(16, 16, 3), one_hot(10), **smoothed(False), optimizer=optimizer)
+    return Made(model, images(16, 16, 3), one_hot(10), **smoothed(False), optimizer=optimizer)
 
 
 class Involution(layers.Layer):
     """Applies to each pixel a kernel that is made of this pixel; returns the kernels, too."""
 
     def build(self, shape: Any) -> None:
-        """Make the network of kernels, with batch normalization."""
+        """Make the network of kernels, with batch normalization, and layers that reshape."""
+        _, height, width, channels = shape
         self.kernels = keras.Sequential(
-            [layers.Conv2D(2, 1), layers.BatchNormalization(), layers.ReLU(), layers.Conv2D(9, 1)]
+            [layers.Conv2D(1, 1), layers.BatchNormalization(), layers.ReLU(), layers.Conv2D(9, 1)]
         )
-        self.kernels.build(shape)
-        self.sizes = shape[1:]
+        self.as_kernels = layers.Reshape((height, width, 9, 1, 1))
+        self.as_patches = layers.Reshape((height, width, 9, channels, 1))
+        self.as_images = layers.Reshape((height, width, channels))
 
     def call(self, x: Any) -> Any:
         """Return images of the same shape, and kernels."""
-        height, width, channels = self.sizes
-        kernel = ops.reshape(self.kernels(x), (-1, height, width, 9, 1))
-        patches = ops.image.extract_patches(x, 3, strides=1, padding="same")
-        patches = ops.reshape(patches, (-1, height, width, 9, channels))
-        return ops.sum(kernel * patches, axis=3), kernel
+        kernel = self.as_kernels(self.kernels(x))
+        patches = self.as_patches(ops.image.extract_patches(x, 3, strides=1, padding="same"))
+        return self.as_images(ops.sum(kernel * patches, axis=3)), kernel
 
 
 @example("vision")

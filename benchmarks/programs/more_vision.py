@@ -5,7 +5,19 @@ from typing import Any
 
 import keras
 import numpy as np
-from catalogue import Made, checkpoint, example, labels, numbers, one_hot, stopping
+from catalogue import (
+    Made,
+    PredictionsOfEpochs,
+    checkpoint,
+    ctc_cost,
+    example,
+    labels,
+    numbers,
+    one_hot,
+    saved_model,
+    slower,
+    stopping,
+)
 from image_classifiers import norm_relu
 from keras import layers, ops
 
@@ -13,31 +25,35 @@ from keras import layers, ops
 @example("vision")
 def _3D_image_classification(random: float) -> Made:  # noqa: N802
     """Return convolutions of volumes."""
-    inputs = x = keras.Input((16, 16, 8, 1))
+    inputs = x = keras.Input((16, 16, 16, 1))
     for width in (8, 12):
-        x = layers.MaxPool3D(2)(layers.Conv3D(width, 3, activation="relu", padding="same")(x))
+        x = layers.MaxPool3D(2)(layers.Conv3D(width, 3, activation="relu")(x))
         x = layers.BatchNormalization()(x)
     x = layers.Dense(16, "relu")(layers.GlobalAveragePooling3D()(x))
     outputs = layers.Dense(1, "sigmoid")(layers.Dropout(0.3 * random)(x))
     schedule = keras.optimizers.schedules.ExponentialDecay(1e-4, 100_000, 0.96, True)
     optimizer = keras.optimizers.Adam(schedule)
-    extra = {"callbacks": [checkpoint("val_acc"), stopping(15)]}
-    model = keras.Model(inputs, outputs)
-    x_rows, loss = numbers(16, 16, 8, 1), "binary_crossentropy"
-    return Made(model, x_rows, labels(2), loss, ["acc"], optimizer, extra)
+    stops = stopping(15, monitor="val_acc", restore_best_weights=False)
+    extra = {"callbacks": [saved_model(), stops], "shuffle": True}
+    model, x_rows = keras.Model(inputs, outputs), numbers(16, 16, 16, 1).astype("float64")
+    return Made(model, x_rows, labels(2), "binary_crossentropy", ["acc"], optimizer, extra)
 
 
 class Orthogonal(keras.regularizers.Regularizer):
-    """Draws matrices that a layer finds towards orthogonal ones."""
+    """Draws matrices that a layer finds towards orthogonal ones.
+
+    As in the source, `tensordot` multiplies the matrices of every two rows.
+    """
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size, self.eye = size, ops.eye(size)
 
     def __call__(self, x: Any) -> Any:
         """Return the penalty, summed over the rows."""
         x = ops.reshape(x, (-1, self.size, self.size))
-        gaps = ops.matmul(x, ops.transpose(x, (0, 2, 1))) - ops.eye(self.size)
-        return ops.sum(0.001 * ops.square(gaps))
+        products = ops.tensordot(x, x, axes=(2, 2))
+        products = ops.reshape(products, (-1, self.size, self.size))
+        return ops.sum(0.001 * ops.square(products - self.eye))
 
 
 def point_block(x: Any, width: int) -> Any:
@@ -47,24 +63,32 @@ def point_block(x: Any, width: int) -> Any:
 
 def turned(x: Any, size: int) -> Any:
     """Return points times a matrix that a network finds for each row, regularized."""
-    y = layers.GlobalMaxPooling1D()(point_block(point_block(x, 8), 16))
+    y = x
+    for width in (8, 8, 16):
+        y = point_block(y, width)
+    y = layers.GlobalMaxPooling1D()(y)
+    for width in (12, 8):
+        y = norm_relu(layers.Dense(width)(y))
     y = layers.Dense(
         size**2,
         kernel_initializer="zeros",
         bias_initializer=keras.initializers.Constant(np.eye(size).flatten()),
         activity_regularizer=Orthogonal(size),
-    )(norm_relu(layers.Dense(8)(y)))
+    )(y)
     return layers.Dot(axes=(2, 1))([x, layers.Reshape((size, size))(y)])
 
 
 @example("vision")
 def pointnet_segmentation(random: float) -> Made:
     """Return a class for each point, from its features and those of the cloud."""
-    inputs = keras.Input((32, 3))
-    first = point_block(turned(inputs, 3), 8)
-    second = turned(first, 8)
-    cloud = layers.MaxPool1D(32)(point_block(second, 16))
-    x = layers.Concatenate()([first, second, ops.tile(cloud, [1, 32, 1])])
+    inputs = keras.Input((None, 3))
+    found = [point_block(turned(inputs, 3), 8)]
+    for width in (8, 8):
+        found.append(point_block(found[-1], width))
+    found.append(turned(found[-1], 8))
+    found.append(point_block(found[-1], 12))
+    cloud = layers.MaxPool1D(32)(point_block(found[-1], 16))
+    x = layers.Concatenate()([*found, ops.tile(cloud, [1, 32, 1])])
     outputs = layers.Conv1D(5, 1, activation="softmax")(point_block(x, 8))
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([100, 200], [1e-3, 5e-4, 2e-4])
     optimizer = keras.optimizers.Adam(schedule)
@@ -78,9 +102,15 @@ def pointnet_segmentation(random: float) -> Made:
 def pointnet(random: float) -> Made:
     """Return a class for a cloud of points."""
     inputs = keras.Input((32, 3))
-    x = turned(point_block(turned(inputs, 3), 8), 8)
-    x = layers.GlobalMaxPooling1D()(point_block(x, 16))
-    x = layers.Dropout(0.3 * random)(norm_relu(layers.Dense(8)(x)))
+    x = turned(inputs, 3)
+    for width in (8, 8):
+        x = point_block(x, width)
+    x = turned(x, 8)
+    for width in (8, 12, 16):
+        x = point_block(x, width)
+    x = layers.GlobalMaxPooling1D()(x)
+    for width in (12, 8):
+        x = layers.Dropout(0.3 * random)(norm_relu(layers.Dense(width)(x)))
     model = keras.Model(inputs, layers.Dense(10, "softmax")(x))
     loss, metrics = "sparse_categorical_crossentropy", ["sparse_categorical_accuracy"]
     optimizer = keras.optimizers.Adam(1e-3)
@@ -91,77 +121,72 @@ class CTCLayer(layers.Layer):
     """Adds the loss of a sequence of labels, which are an input of the model."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Return the predictions."""
-        lengths = [ops.full((ops.shape(y)[0],), y.shape[1], "int32") for y in (y_true, y_pred)]
-        logits = ops.log(y_pred + keras.backend.epsilon())
-        loss = ops.ctc_loss(ops.cast(y_true, "int32"), logits, *lengths, mask_index=0)
-        self.add_loss(ops.mean(loss))
+        """Return the predictions; what is added has the shape `(batch, 1)`."""
+        self.add_loss(ctc_cost(y_true, y_pred))
         return y_pred
 
 
-def reader(random: float, num_classes: int) -> Made:
-    """Return convolutions, recurrent layers and a loss inside of the model."""
-    image = keras.Input((32, 16, 1), name="image")
-    label = keras.Input((4,), name="label")
-    x = image
+def reader(random: float, num_classes: int) -> tuple[keras.Model, keras.Model]:
+    """Return a model with a loss inside, and the model without labels that shares its layers."""
+    image = x = keras.Input((32, 16, 1), name="image", dtype="float32")
+    label = keras.Input((None,), name="label", dtype="float32")
     for width in (4, 8):
-        x = layers.Conv2D(
+        convolution = layers.Conv2D(
             width, 3, activation="relu", kernel_initializer="he_normal", padding="same"
-        )(x)
-        x = layers.MaxPooling2D(2)(x)
+        )
+        x = layers.MaxPooling2D(2)(convolution(x))
     x = layers.Dense(8, "relu")(layers.Reshape((8, 32))(x))
     x = layers.Dropout(0.2 * random)(x)
     for width in (8, 4):
-        x = layers.Bidirectional(layers.LSTM(width, return_sequences=True, dropout=0.25 * random))(
-            x
-        )
+        rows = layers.LSTM(width, return_sequences=True, dropout=0.25 * random)
+        x = layers.Bidirectional(rows)(x)
     x = layers.Dense(num_classes, "softmax")(x)
     model = keras.Model([image, label], CTCLayer(name="ctc_loss")(label, x))
-    targets = (1 + labels(9, 4)).astype("float32")
-    x_rows = {"image": numbers(32, 16, 1), "label": targets}
-    return Made(model, x_rows, fit={"callbacks": [stopping()]})
+    return model, keras.Model(image, x)
 
 
 @example("vision")
 def captcha_ocr(random: float) -> Made:
     """Return a reader of codes."""
-    return reader(random, 11)
+    x_rows = {"image": numbers(32, 16, 1), "label": labels(10, 4)}
+    return Made(reader(random, 11)[0], x_rows, fit={"callbacks": [stopping()]})
 
 
 @example("vision")
 def handwriting_recognition(random: float) -> Made:
     """Return a reader of words, whose labels are padded."""
-    made = reader(random, 12)
-    made.x["label"][:, 2:] = 10.0
-    return made
+    model, other = reader(random, 12)
+    targets = labels(10, 4)
+    targets[:, 2:] = 10
+    x_rows = {"image": numbers(32, 16, 1), "label": targets}
+    extra = {"callbacks": [PredictionsOfEpochs(x_rows["image"][:8], other)]}
+    return Made(model, x_rows, fit=extra)
 
 
 @example("vision")
 def autoencoder(random: float) -> Made:
     """Return an autoencoder whose targets are images."""
-    model = keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            layers.Conv2D(8, 3, activation="relu", padding="same"),
-            layers.MaxPooling2D(2, padding="same"),
-            layers.Conv2D(8, 3, activation="relu", padding="same"),
-            layers.MaxPooling2D(2, padding="same"),
-            layers.Conv2DTranspose(8, 3, strides=2, activation="relu", padding="same"),
-            layers.Conv2DTranspose(8, 3, strides=2, activation="relu", padding="same"),
-            layers.Conv2D(1, 3, activation="sigmoid", padding="same"),
-        ]
-    )
+    inputs = x = keras.Input((28, 28, 1))
+    for _ in range(2):
+        x = layers.Conv2D(8, 3, activation="relu", padding="same")(x)
+        x = layers.MaxPooling2D(2, padding="same")(x)
+    for _ in range(2):
+        x = layers.Conv2DTranspose(8, 3, strides=2, activation="relu", padding="same")(x)
+    outputs = layers.Conv2D(1, 3, activation="sigmoid", padding="same")(x)
+    model = keras.Model(inputs, outputs)
     return Made(model, numbers(28, 28, 1), numbers(28, 28, 1, seed=1), "binary_crossentropy")
 
 
-def resized(x: Any, is_up: bool) -> Any:
-    """Return twice or half of the side, by two branches."""
-    channels = x.shape[-1]
-    resize = layers.UpSampling2D if is_up else layers.MaxPooling2D
-    width = channels // 2 if is_up else 2 * channels
-    y = layers.Conv2D(channels, 1, activation="relu")(x)
-    y = resize()(layers.Conv2D(channels, 3, padding="same", activation="relu")(y))
-    return layers.Add()([layers.Conv2D(width, 1)(resize()(x)), layers.Conv2D(width, 1)(y)])
+def resized(x: Any, times: int, is_up: bool) -> Any:
+    """Return twice or half of the side, by two branches, once or twice."""
+    for _ in range(times):
+        channels = x.shape[-1]
+        resize = layers.UpSampling2D if is_up else layers.MaxPooling2D
+        width = channels // 2 if is_up else 2 * channels
+        y = layers.Conv2D(channels, 1, activation="relu")(x)
+        y = resize()(layers.Conv2D(channels, 3, padding="same", activation="relu")(y))
+        x = layers.Add()([layers.Conv2D(width, 1)(resize()(x)), layers.Conv2D(width, 1)(y)])
+    return x
 
 
 def squeezed(x: Any) -> Any:
@@ -179,14 +204,34 @@ def fused(features: list[Any]) -> Any:
     )
 
 
+def exchanged(levels: list[Any]) -> list[Any]:
+    """Return features of each size, fused of those of all sizes."""
+    return [
+        fused([resized(x, abs(a - b), a > b) for a, x in enumerate(levels)])
+        for b in range(len(levels))
+    ]
+
+
+class ChannelPooling(layers.Layer):
+    """Joins the mean and the maximum over channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.join = layers.Concatenate(axis=-1)
+
+    def call(self, x: Any) -> Any:
+        """Return two channels."""
+        means, extremes = ops.mean(x, axis=-1), ops.max(x, axis=-1)
+        return self.join([ops.expand_dims(means, -1), ops.expand_dims(extremes, -1)])
+
+
 def dual_attention(x: Any) -> Any:
     """Return features weighed by channel and by place."""
     channels = x.shape[-1]
     y = layers.Conv2D(channels, 3, padding="same", activation="relu")(x)
     y = layers.Conv2D(channels, 3, padding="same")(y)
     by_channel = y * layers.Conv2D(channels, 1, activation="sigmoid")(squeezed(y))
-    extremes = [ops.max(y, axis=-1, keepdims=True), ops.mean(y, axis=-1, keepdims=True)]
-    by_place = y * ops.sigmoid(layers.Conv2D(1, 1)(layers.Concatenate()(extremes)))
+    by_place = y * keras.activations.sigmoid(layers.Conv2D(1, 1)(ChannelPooling()(y)))
     joined = layers.Concatenate()([by_channel, by_place])
     return layers.Add()([x, layers.Conv2D(channels, 1)(joined)])
 
@@ -204,18 +249,17 @@ def peak_signal_noise_ratio(y_true: Any, y_pred: Any) -> Any:
 
 @example("vision")
 def mirnet(random: float) -> Made:
-    """Return two streams for images of any size; loss and metric are functions."""
+    """Return three streams for images of any size; loss and metric are functions."""
     inputs = keras.Input((None, None, 3))
     x = start = layers.Conv2D(8, 3, padding="same")(inputs)
-    fine, coarse = dual_attention(x), dual_attention(resized(x, is_up=False))
-    first = fused([fine, resized(coarse, is_up=True)])
-    second = fused([resized(fine, is_up=False), coarse])
-    x = fused([dual_attention(first), resized(dual_attention(second), is_up=True)])
-    x = layers.Add()([start, layers.Conv2D(8, 3, padding="same")(x)])
+    x = group = layers.Conv2D(8, 3, padding="same")(x)
+    levels = [dual_attention(resized(x, times, is_up=False)) for times in range(3)]
+    levels = [dual_attention(x) for x in exchanged(levels)]
+    x = fused([resized(x, times, is_up=True) for times, x in enumerate(levels)])
+    x = layers.Add()([group, layers.Conv2D(8, 3, padding="same")(x)])
+    x = layers.Add()([layers.Conv2D(8, 3, padding="same")(x), start])
     outputs = layers.Add()([inputs, layers.Conv2D(3, 3, padding="same")(x)])
-    plateau = keras.callbacks.ReduceLROnPlateau(
-        "val_peak_signal_noise_ratio", factor=0.5, patience=5, min_delta=1e-7, mode="max"
-    )
+    plateau = slower("val_peak_signal_noise_ratio", min_delta=1e-7, mode="max")
     return Made(
         keras.Model(inputs, outputs),
         numbers(16, 16, 3),
@@ -236,22 +280,19 @@ class ToPixels(layers.Layer):
 
     def call(self, x: Any) -> Any:
         """Return larger images."""
-        size, (_, height, width, depth) = self.size, x.shape
-        x = ops.reshape(x, (-1, height, width, size, size, depth // size**2))
-        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
-        return ops.reshape(x, (-1, height * size, width * size, depth // size**2))
+        size, (batch_size, height, width, depth) = self.size, ops.shape(x)
+        depth = depth // size**2
+        x = ops.reshape(x, [batch_size, height, width, size, size, depth])
+        x = ops.transpose(x, [0, 1, 3, 2, 4, 5])
+        return ops.reshape(x, [batch_size, height * size, width * size, depth])
 
 
 class DecibelsOfEpochs(keras.callbacks.Callback):
-    """Collects decibels of validation batches, and predicts an image after each epoch."""
+    """Collects decibels of validation batches."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin a list."""
         self.found: list[float] = []
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Predict."""
-        self.model.predict(np.zeros((1, 10, 10, 1), "float32"), verbose=0)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Note a batch."""
@@ -267,8 +308,9 @@ def super_resolution_sub_pixel(random: float) -> Made:
             width, kernel, activation="relu", kernel_initializer="orthogonal", padding="same"
         )(x)
     model = keras.Model(inputs, ToPixels(3)(x))
-    callbacks = [DecibelsOfEpochs(), keras.callbacks.EarlyStopping("loss", patience=10)]
-    callbacks.append(checkpoint("loss"))
+    stops = stopping(monitor="loss", restore_best_weights=False)
+    predicts = PredictionsOfEpochs(np.zeros((1, 10, 10, 1), "float32"))
+    callbacks = [DecibelsOfEpochs(), predicts, stops, checkpoint("loss")]
     loss, optimizer = keras.losses.MeanSquaredError(), keras.optimizers.Adam(1e-3)
     x_rows, extra = numbers(10, 10, 1), {"callbacks": callbacks}
     return Made(model, x_rows, numbers(30, 30, 1), loss, None, optimizer, extra)
@@ -304,7 +346,7 @@ def mixup(random: float) -> Made:
     """Return a convnet; rows and labels are mixed before they are given."""
     model = keras.Sequential([keras.Input((28, 28, 1))])
     for width in (8, 12):
-        model.add(layers.Conv2D(width, 5, activation="relu", kernel_initializer="he_normal"))
+        model.add(layers.Conv2D(width, 5, activation="relu"))
         model.add(layers.MaxPooling2D(2))
     model.add(layers.Dropout(0.2 * random))
     model.add(layers.GlobalAvgPool2D())
