@@ -164,14 +164,15 @@ test-golden: test-contract-tensorflow test-contract-jax test-contract-torch
 	@$(GOLDEN_TESTS)
 
 # TensorFlow keeps some 20 MB of each model that it has compiled with XLA, so folders of many models run in
-# processes of their own. Tests of several devices start processes themselves.
+# processes of their own, the largest one twice. Tests of several devices start processes themselves.
 OWN_TURNS := tests/gradients tests/tuners tests/models tests/federated
+TURNS := tests/gradients tests/tuners "tests/models/test_[a-o]*.py" "tests/models/test_[p-z]*.py" tests/federated
 test-all-tensorflow test-all-jax test-all-torch: test-all-%: $(VENV)/.installed-test
 	@echo "==> All tests on $* ($(WORKERS) processes)"
 	@rm -rf "$(GOLDEN)/$*"
 	@failed=0; \
 	for part in "$(addprefix --ignore=,$(OWN_TURNS) tests/distribution tests/golden tests/docs tests/packaging)" \
-	        $(OWN_TURNS) "-n 0 tests/distribution"; do \
+	        $(TURNS) "-n 0 tests/distribution"; do \
 	    KERAS_BACKEND=$* KERAS_ADACLIP_GOLDEN="$(GOLDEN)" $(PYTEST) $(PARALLEL) $$part \
 	        || [ $$? -eq 5 ] || failed=1; \
 	done; \
