@@ -131,10 +131,14 @@ class _Proof:
     Args:
         model: A built model with a compiled loss.
         plan: The plan.
+        added: Layers whose outputs are added to the loss. So weights are compared that the loss
+            does not use, or not on made-up rows.
     """
 
-    def __init__(self, model: keras.Model, plan: GradientPlan) -> None:
-        self._model, self._plan = model, plan
+    def __init__(
+        self, model: keras.Model, plan: GradientPlan, added: Sequence[keras.Layer] = ()
+    ) -> None:
+        self._model, self._plan, self._added = model, plan, added
         self._held = [*model.variables, *model.metrics_variables]
         self._plain = backend.Evaluator(self._plain_gradient, model, is_brief=True)
         self._planned = backend.Evaluator(self._norms_and_sums, model, is_brief=True)
@@ -153,18 +157,19 @@ class _Proof:
             is_last: Whether an error with which no row has a plain gradient is raised.
         """
         plan, variables = self._plan, self._model.trainable_variables
-        # Of these, the plan does not take derivatives as autodiff does.
+        # Of these, the plan does not take derivatives as autodiff does, or takes several rows for
+        # an example, which may be those of others.
         of_rules = {
             id(variable)
             for layer, rule in plan.rules.items()
-            if not isinstance(rule, GeneralRule)
+            if not isinstance(rule, GeneralRule) or plan.rows_per_example(layer) > 1
             for variable in plan.variables[layer]
         }
         unseen = {n for n, each in enumerate(variables) if id(each) in of_rules & set(plan.forms)}
         found: list[bool] = []
         failure: Exception | None = None
         for trial, kind in enumerate(_TRIALS):
-            parts, values = _varied(batch, trial), self._moved(trial, *kind)
+            parts, values = self._varied(batch, trial), self._moved(trial, *kind)
             pair, error = backend.attempt(self._pair, parts, values)
             if error is not None:  # Some weights may not be moved so.
                 failure = failure or error
@@ -183,6 +188,15 @@ class _Proof:
             return "layer-wise gradients differ from plain ones on a few rows"
         if found and not unseen:
             return ""
+        if found and may_choose and not self._added:
+            owners = [
+                layer
+                for layer, own in plan.variables.items()
+                if any(variables[number] is each for number in unseen for each in own)
+            ]
+            objection = _Proof(self._model, plan, owners).objection(batch)
+            if objection is not None:
+                return objection
         if found and may_choose:
             paths = ", ".join(repr(variables[number].path) for number in sorted(unseen))
             return f"gradients are zero, which proves nothing, of {paths}"
@@ -202,9 +216,37 @@ class _Proof:
             if self._reached is not None and len(self._reached) == len(variables):
                 break
             values = self._moved(trial, *_TRIALS[trial])
-            backend.attempt(self._pair, _varied(batch, trial), values)
+            backend.attempt(self._pair, self._varied(batch, trial), values)
         found = range(len(variables)) if self._reached is None else self._reached
         return tuple(each for number, each in enumerate(variables) if number not in found)
+
+    def _varied(self, batch: Batch, trial: int) -> dict[str, Any]:
+        """Return three rows, the first two different, in another order and moved in each trial.
+
+        Where examples have several rows in a layer, the second half of the first row is zero: it
+        may depend on padding which rows are whose.
+        """
+        rows = finite_rows(batch)
+        places = np.arange(-2 * trial, 3 - 2 * trial) % rows.num_rows
+        scales = np.array([1.0, 1.25 if rows.num_rows == 1 else 1.0, 1.0]) * (1.0 + trial / 64.0)
+        has_several = any(self._plan.rows_per_example(layer) > 1 for layer in self._plan.rules)
+
+        def taken(value: Tensor) -> np.ndarray:
+            """Return the three rows."""
+            return np.asarray(ops.convert_to_numpy(value)[places])
+
+        def varied(value: Tensor) -> np.ndarray:
+            """Return the three rows with slightly different numbers."""
+            array = taken(value)
+            if is_differentiable(value):
+                array = (array.T * scales).T.astype(array.dtype)
+            if has_several and array.ndim > 1 and array.dtype.kind != "O":
+                array[0, (array.shape[1] + 1) // 2 :] = 0
+            return array
+
+        parts = {"x": mapped(varied, rows.x), "y": mapped(taken, rows.y)}
+        parts["sample_weight"] = mapped(taken, rows.sample_weight)
+        return {name: filled(part, 3) for name, part in parts.items() if part is not None}
 
     def _pair(self, parts: dict[str, Any], values: list[Any]) -> list[list[Any]]:
         """Return squared norm and gradient of two rows; nothing if they are zero or not finite."""
@@ -234,7 +276,8 @@ class _Proof:
         """Return norms and weighted sums by the plan."""
         values, parts, factors, finite = given
         with self._at(values), keras_private.replaced_draws(_not_random):
-            gradients, _ = per_example_gradients(self._model, Batch(**parts), self._plan)
+            batch = Batch(**parts)
+            gradients, _ = per_example_gradients(self._model, batch, self._plan, added=self._added)
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
             sums = gradients.weighted_sums(factors, finite, whole).sums
@@ -244,7 +287,7 @@ class _Proof:
         """Return the squared norm of the gradient of a single row, and the gradient."""
         values, parts = given
         with self._at(values), keras_private.replaced_draws(_not_random):
-            found = single_gradient(self._model, Batch(**parts))[0]
+            found = single_gradient(self._model, Batch(**parts), added=self._added)[0]
             square = sum(ops.sum(ops.square(each)) for each in found)
             return [square, *map(_for_comparison, found)]
 
@@ -266,26 +309,6 @@ class _Proof:
                 value = ops.convert_to_tensor(moved)
             values.append(value)
         return values
-
-
-def _varied(batch: Batch, trial: int) -> dict[str, Any]:
-    """Return three rows, the first two different, in another order and moved in each trial."""
-    rows = finite_rows(batch)
-    places = np.arange(-2 * trial, 3 - 2 * trial) % rows.num_rows
-    scales = np.array([1.0, 1.25 if rows.num_rows == 1 else 1.0, 1.0]) * (1.0 + trial / 64.0)
-
-    def taken(value: Tensor) -> np.ndarray:
-        """Return the three rows."""
-        return np.asarray(ops.convert_to_numpy(value)[places])
-
-    def varied(value: Tensor) -> np.ndarray:
-        """Return the three rows with slightly different numbers."""
-        array = taken(value)
-        return (array.T * scales).T.astype(array.dtype) if is_differentiable(value) else array
-
-    parts = {"x": mapped(varied, rows.x), "y": mapped(taken, rows.y)}
-    parts["sample_weight"] = mapped(taken, rows.sample_weight)
-    return {name: filled(part, 3) for name, part in parts.items() if part is not None}
 
 
 def _not_random(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
