@@ -182,19 +182,22 @@ def replaced_draws(
 KEPT_DRAWS = ("dropout", "uniform", "normal", "truncated_normal", "randint")
 
 
-def kept_draws(drawn: list[Tensor]) -> AbstractContextManager[None]:
-    """Return a context in which a list gets the results of `KEPT_DRAWS`.
+def kept_draws(drawn: list[Tensor], again: bool = False) -> AbstractContextManager[None]:
+    """Return a context in which a list gets the results of `KEPT_DRAWS`, or gives them again.
 
     Args:
-        drawn: The list. Of dropout it gets the factors.
+        drawn: The list. Of dropout it has the factors.
+        again: Whether draws are taken from the list, in their order.
     """
-    outer = _REPLACED_DRAWS.get()
+    outer, left = _REPLACED_DRAWS.get(), iter(drawn if again else ())
 
     def keeping(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Return a function that draws, and keeps what it drew."""
+        """Return the function in the place of one that draws."""
 
         def kept(*args: Any, **kwargs: Any) -> Tensor:
-            """Draw as outside of the context."""
+            """Draw as outside of the context, or take what was drawn."""
+            if again:
+                return next(left)
             with replaced_draws(outer):
                 value = (draw if outer is None else outer(draw))(*args, **kwargs)
             drawn.extend([value] if draw.__name__ in KEPT_DRAWS else [])
@@ -207,26 +210,6 @@ def kept_draws(drawn: list[Tensor]) -> AbstractContextManager[None]:
         return dropped if draw.__name__ == "dropout" else kept
 
     return replaced_draws(keeping)
-
-
-def drawing_again(drawn: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Return a context in which layers get the results that were kept, in their order.
-
-    Args:
-        drawn: What `kept_draws` kept.
-    """
-    left = iter(drawn)
-
-    def again(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Return a function in the place of one of `keras.random`."""
-
-        def dropped(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            """Drop, by factors."""
-            return inputs * next(left)
-
-        return dropped if draw.__name__ == "dropout" else lambda *args, **kwargs: next(left)
-
-    return replaced_draws(again)
 
 
 def _heeding(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

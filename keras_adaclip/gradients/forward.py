@@ -5,8 +5,7 @@ and custom loss exact, and no example's loss can depend on another example.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from keras import ops
 from keras_adaclip import backend
 from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.gradients.batch import Batch, mapped
-from keras_adaclip.gradients.layers import is_differentiable
 from keras_adaclip.gradients.random_numbers import Draws, drawing_for_each_example
 from keras_adaclip.sampling import as_arrays, common_length
 
@@ -227,39 +225,8 @@ def tracker_variables(model: keras.Model) -> list[keras.Variable]:
     return [variable for metric in trackers for variable in metric.variables]
 
 
-@contextmanager
-def outputs_added(layers: Sequence[keras.Layer]) -> Iterator[list[Tensor]]:
-    """Yield a list that gets a weighted sum of each output of some layers, for a loss.
-
-    Args:
-        layers: The layers. Each number of an output has a weight of its own, the same for each row.
-    """
-    sums: list[Tensor] = []
-
-    def watched(layer: Any) -> Any:
-        """Return a `call` that notes the sums."""
-        original = layer.call
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            """Call the layer, and note sums of its outputs."""
-            outputs = original(*args, **kwargs)
-            for value in filter(is_differentiable, keras.tree.flatten(outputs)):
-                weights = np.random.default_rng(0).uniform(0.5, 1.5, value.shape[1:])
-                sums.append(ops.sum(ops.cast(value, "float32") * ops.cast(weights, "float32")))
-            return outputs
-
-        return call
-
-    with keras_private.replaced_calls({layer: watched(layer) for layer in layers}):
-        yield sums
-
-
 def single_gradient(
-    model: keras.Model,
-    alone: Batch,
-    training: bool = True,
-    draws: Draws | None = None,
-    added: Sequence[keras.Layer] = (),
+    model: keras.Model, alone: Batch, training: bool = True, draws: Draws | None = None
 ) -> tuple[list[Tensor], Tensor]:
     """Return the gradient of one example's loss, float32 per trainable variable, and the loss.
 
@@ -268,19 +235,17 @@ def single_gradient(
         alone: A batch of one. The mean loss is used if it has several copies.
         training: The mode of the forward pass.
         draws: The random numbers of layers; None leaves them to their seed generators.
-        added: Layers whose outputs are added to the loss, for a proof.
     """
 
     def loss() -> tuple[Tensor, Any]:
         """Return the mean loss over the copies, twice."""
-        with outputs_added(added) as sums:
-            y_pred = call_model(model, alone.x, training)
+        y_pred = call_model(model, alone.x, training)
         parts = (y_pred, alone.x, alone.y, alone.sample_weight)
         losses = [
             compute_loss(model, *(sliced(part, slice(row, row + 1)) for part in parts))
             for row in range(alone.num_copies)
         ]
-        value = sum(sums, ops.mean(ops.stack(losses)))
+        value = ops.mean(ops.stack(losses))
         return value, value
 
     variables = [*model.variables, *model.metrics_variables]

@@ -9,7 +9,7 @@ During the forward pass the instance attribute `call` of a layer is replaced by 
 function, in which the layer's rule places the taps. The layer's code is not changed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,13 +22,7 @@ from keras_adaclip.backend import keras_losses, keras_private
 from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.contributions import MOST_ROWS, BatchGradients
 from keras_adaclip.gradients.forms import PerExampleGradient
-from keras_adaclip.gradients.forward import (
-    Forward,
-    call_model,
-    outputs_added,
-    per_example_losses,
-    stateless,
-)
+from keras_adaclip.gradients.forward import Forward, call_model, per_example_losses, stateless
 from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall
 from keras_adaclip.gradients.outer_products import combined
 from keras_adaclip.gradients.random_numbers import Draws
@@ -185,7 +179,6 @@ def per_example_gradients(
     plan: GradientPlan,
     training: bool = True,
     draws: Draws | None = None,
-    added: Sequence[keras.Layer] = (),
 ) -> tuple[BatchGradients, Forward]:
     """Return the gradients of all examples, and the results of the forward pass.
 
@@ -195,7 +188,6 @@ def per_example_gradients(
         plan: A layer-wise plan.
         training: The mode of the forward pass.
         draws: The random numbers of layers; None leaves them to their seed generators.
-        added: As for `single_gradient`.
     """
     recorders: list[TapRecorder] = []
 
@@ -204,12 +196,11 @@ def per_example_gradients(
         recorder = TapRecorder(tap, plan.repeated, batch.num_rows * batch.num_copies)
         recorders.append(recorder)
         with stateless(model, draws):
-            tapped = recorder.tapped(plan.rules, plan.fast_calls)
-            with tapped, outputs_added(added) as sums:
+            with recorder.tapped(plan.rules, plan.fast_calls):
                 y_pred = call_model(model, batch.x, training)
             losses, increments = per_example_losses(model, batch, y_pred)
         marks = [keras_losses.marks_of(value) for value in keras.tree.flatten(y_pred)]
-        total = sum(sums, ops.sum(losses)) / batch.num_copies
+        total = ops.sum(losses) / batch.num_copies
         return total, (recorder.tensors, y_pred, losses, increments, marks)
 
     variables = [*model.variables, *model.metrics_variables]

@@ -12,7 +12,8 @@ not finite proves nothing, and neither do rows with which plain gradients fail.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -275,9 +276,8 @@ class _Proof:
     def _norms_and_sums(self, _: Any, given: Any) -> list[Tensor]:
         """Return norms and weighted sums by the plan."""
         values, parts, factors, finite = given
-        with self._at(values), keras_private.replaced_draws(_not_random):
-            batch = Batch(**parts)
-            gradients, _ = per_example_gradients(self._model, batch, self._plan, added=self._added)
+        with self._at(values):
+            gradients, _ = per_example_gradients(self._model, Batch(**parts), self._plan)
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
             sums = gradients.weighted_sums(factors, finite, whole).sums
@@ -286,15 +286,39 @@ class _Proof:
     def _plain_gradient(self, _: Any, given: Any) -> list[Tensor]:
         """Return the squared norm of the gradient of a single row, and the gradient."""
         values, parts = given
-        with self._at(values), keras_private.replaced_draws(_not_random):
-            found = single_gradient(self._model, Batch(**parts), added=self._added)[0]
+        with self._at(values):
+            found = single_gradient(self._model, Batch(**parts))[0]
             square = sum(ops.sum(ops.square(each)) for each in found)
             return [square, *map(_for_comparison, found)]
 
-    def _at(self, values: list[Tensor]) -> keras.StatelessScope:
-        """Return a scope with other values, which a compiler would fold if they were constants."""
+    @contextmanager
+    def _at(self, values: list[Tensor]) -> Iterator[None]:
+        """Give variables other values, which a compiler would fold if they were constants.
+
+        Layers draw nothing, and the outputs of some are added to the loss.
+        """
         pairs = zip(self._held, values, strict=True)
-        return keras.StatelessScope([(each, ops.cast(value, each.dtype)) for each, value in pairs])
+        scope = keras.StatelessScope([(each, ops.cast(value, each.dtype)) for each, value in pairs])
+        own_loss, added, is_over = self._model.compute_loss, list[Tensor](), [False]
+
+        def noted(outputs: Tensor) -> Tensor:
+            """Note the mean square of what a layer returns, after those of the same pass."""
+            added[:] = [] if is_over[0] else added
+            is_over[0] = False
+            added.append(ops.mean(ops.square(ops.cast(outputs, "float32"))))
+            return added[-1]
+
+        def loss(**given: Any) -> Tensor:
+            """Return the loss with what was added to it."""
+            is_over[0] = True
+            return sum(added, ops.sum(own_loss(**given)))
+
+        # Keras calls a regularizer of activities with the outputs.
+        changes = [(layer, "activity_regularizer", noted) for layer in self._added]
+        changes += [(self._model, "compute_loss", loss)] if changes else []
+        draws = keras_private.replaced_draws(_not_random)
+        with scope, draws, keras_private.replaced_attributes(changes):
+            yield
 
     def _moved(self, seed: int, factor: float, distance: float, keeps_sign: bool) -> list[Any]:
         """Return the values of all variables, where those of floats are moved."""

@@ -168,7 +168,10 @@ class GeneralRule(LayerRule):
             given, drawn = arguments[: len(flat)], arguments[len(flat) :]
             args, kwargs = keras.tree.pack_sequence_as((call.args, call.kwargs), given)
             mapping = zip(variables, values, strict=True)
-            with keras.StatelessScope([*constants, *mapping]), keras_private.drawing_again(drawn):
+            with (
+                keras.StatelessScope([*constants, *mapping]),
+                keras_private.kept_draws(drawn, again=True),
+            ):
                 outputs = layer(*args, **kwargs)
             found = filter(is_differentiable, keras.tree.flatten(outputs))
             return [_in_parts(*pair) for pair in zip(found, of_outputs, strict=True)]
