@@ -163,18 +163,53 @@ _REPLACED_DRAWS: ContextVar[Any] = ContextVar("replaced_draws", default=None)
 
 @contextmanager
 def replaced_draws(
-    wrapped: Callable[[Callable[..., Tensor]], Callable[..., Tensor]],
+    wrapped: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] | None,
 ) -> Iterator[None]:
     """Let layers and `keras.random` draw with other functions within the context, in this thread.
 
     Args:
-        wrapped: Takes a function of `keras.random` and returns the one to call in its place.
+        wrapped: Takes a function of `keras.random` and returns the one to call in its place. None
+            replaces nothing.
     """
     token = _REPLACED_DRAWS.set(wrapped)
     try:
         yield
     finally:
         _REPLACED_DRAWS.reset(token)
+
+
+# Functions whose results are random numbers of a given shape, or factors of the input.
+KEPT_DRAWS = ("dropout", "uniform", "normal", "truncated_normal", "randint")
+
+
+def kept_draws(drawn: list[Tensor], again: bool = False) -> AbstractContextManager[None]:
+    """Return a context in which a list gets the results of `KEPT_DRAWS`, or gives them again.
+
+    Args:
+        drawn: The list. Of dropout it has the factors.
+        again: Whether draws are taken from the list, in their order.
+    """
+    outer, left = _REPLACED_DRAWS.get(), iter(drawn if again else ())
+
+    def keeping(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return the function in the place of one that draws."""
+
+        def kept(*args: Any, **kwargs: Any) -> Tensor:
+            """Draw as outside of the context, or take what was drawn."""
+            if again:
+                return next(left)
+            with replaced_draws(outer):
+                value = (draw if outer is None else outer(draw))(*args, **kwargs)
+            drawn.extend([value] if draw.__name__ in KEPT_DRAWS else [])
+            return value
+
+        def dropped(inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            """Drop, by factors."""
+            return inputs * kept(keras.ops.ones_like(inputs), *args, **kwargs)
+
+        return dropped if draw.__name__ == "dropout" else kept
+
+    return replaced_draws(keeping)
 
 
 def _heeding(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -33,6 +33,10 @@ def differentiate_at_taps(function: Function, variables: Variables) -> ResultAnd
 
     def tap(value: Tensor) -> Tensor:
         """Return a tensor that requires gradients."""
+        if value.ndim > 2 and value.shape[-1] == 1:
+            # A kernel with one filter: PyTorch cannot differentiate the convolution of a single
+            # image by it, unless the stride of its last axis is the largest.
+            value = torch.movedim(value[..., 0][None], 0, -1)
         if not value.requires_grad:
             value = value.detach().requires_grad_()
         taps.append(value)

@@ -43,12 +43,16 @@ ASSIGNED_OUTSIDE = (
 ADDED = (
     "It adds a loss of its own (`add_loss`, `activity_regularizer`), which depends on the data and "
     "belongs to no single example.",
-    "Move the term into the compiled loss, or make it a weight regularizer.",
+    "Leave it out, and move the term into the compiled loss. If it needs the inputs, derive the "
+    "class of the model from `PrivateModel` and override `compute_loss`, which gets them as `x`. "
+    "Or make it a weight regularizer.",
 )
 OUTSIDE = (
     "A forward pass keeps state outside of Keras's variables (a buffer, an attribute, a global), "
     "which would carry data past clipping and noise; or it draws random numbers outside of Keras.",
-    "Let its outputs depend on its inputs, Keras weights and `keras.random.SeedGenerator` alone.",
+    "Let its outputs depend on its inputs, Keras weights and `keras.random.SeedGenerator` alone. "
+    "Call `build` or `adapt` of a `Normalization` before the model runs: Keras loses moments that "
+    "are made later.",
 )
 
 
@@ -148,7 +152,8 @@ def batch_normalization_issue(model: keras.Model, layer: keras.Layer) -> Privacy
         layer.name,
         "BatchNormalization in training mode mixes the examples of a batch, and keeps moving "
         "averages that are neither clipped nor noised.",
-        f"Use `{caller}(model, replace_batch_normalization=True)`, which puts GroupNormalization "
-        "in its place; if a class of your own creates it, use GroupNormalization there or call it "
-        "with `training=False`. Or freeze it with `layer.trainable = False`.",
+        f"Use `{caller}(model, replace_batch_normalization=True)` of the Keras model, which puts "
+        "GroupNormalization in its place; a class with methods of its own takes `input` and "
+        "`output` of the result. If a class of your own creates the layer, use GroupNormalization "
+        "there or call it with `training=False`. Or freeze it with `layer.trainable = False`.",
     )

@@ -23,7 +23,7 @@ from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.contributions import MOST_ROWS, BatchGradients
 from keras_adaclip.gradients.forms import PerExampleGradient
 from keras_adaclip.gradients.forward import Forward, call_model, per_example_losses, stateless
-from keras_adaclip.gradients.layers import LayerRule, TappedCall
+from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall
 from keras_adaclip.gradients.outer_products import combined
 from keras_adaclip.gradients.random_numbers import Draws
 
@@ -41,8 +41,7 @@ class GradientPlan:
         variables: The trainable variables of each of these layers.
         looped_reason: Why examples are differentiated one after another, None if the plan is
             layer-wise.
-        batched: For layers with the general rule, the positions of the arguments that have a
-            batch axis.
+        batched: For each layer, as in `TappedCall`.
         repeated: Layers that are called on something without a batch axis, such as the positions in
             a text. They are called on a copy for each example.
         fast_calls: Faster equivalents of the `call` of some layers.
@@ -59,7 +58,7 @@ class GradientPlan:
     rules: Rules
     variables: Mapping[keras.Layer, list[keras.Variable]]
     looped_reason: str | None = None
-    batched: Mapping[keras.Layer, frozenset[int]] = field(default_factory=dict)
+    batched: Mapping[keras.Layer, Mapping[int, int]] = field(default_factory=dict)
     repeated: frozenset[keras.Layer] = frozenset()
     fast_calls: Calls = field(default_factory=dict)
     draws: bool = False
@@ -73,6 +72,10 @@ class GradientPlan:
     def is_layerwise(self) -> bool:
         """Whether all examples are differentiated at once, not one after another."""
         return self.looped_reason is None
+
+    def rows_per_example(self, layer: keras.Layer) -> int:
+        """Return the number of rows that an example has in most arguments of a layer."""
+        return max(self.batched.get(layer, {}).values(), default=1)
 
 
 def looped_plan(reason: str) -> GradientPlan:
@@ -226,9 +229,11 @@ def gradients_of_calls(
     parts: dict[int, list[PerExampleGradient]] = {}
     for call in calls:
         call.batched = plan.batched.get(call.layer)
-        own = plan.variables[call.layer]
-        for variable, part in zip(own, plan.rules[call.layer].gradients(call, own), strict=True):
+        own, rule = plan.variables[call.layer], plan.rules[call.layer]
+        is_general = isinstance(rule, GeneralRule)
+        num_rows = num_copies * (1 if is_general else plan.rows_per_example(call.layer))
+        for variable, part in zip(own, rule.gradients(call, own), strict=True):
             if part is not None:
-                merged = part.merged(num_copies) if num_copies > 1 else part
+                merged = part.merged(num_rows) if num_rows > 1 else part
                 parts.setdefault(id(variable), []).append(merged)
     return {key: combined(uses) for key, uses in parts.items()}

@@ -84,6 +84,7 @@ def _traced_plan(
     plan = GradientPlan(rules, variables, repeated=repeated, fast_calls=fast_calls)
     running: list[keras.Layer] = []
     drawing: set[keras.Layer] = set()
+    draws: set[str] = set()
     num_outputs: list[int] = []
     traces: list[list[TappedCall]] = []
 
@@ -98,7 +99,8 @@ def _traced_plan(
 
         def noted(*args: Any, **kwargs: Any) -> Tensor:
             """Draw random numbers."""
-            drawing.update(running)
+            draws.add(draw.__name__)
+            drawing.update(running if draw.__name__ not in keras_private.KEPT_DRAWS else ())
             return draw(*args, **kwargs)
 
         return noted
@@ -128,7 +130,7 @@ def _traced_plan(
     if not plan.is_layerwise:
         return plan
     num_numbers = sum(num_outputs) // _SIZES[-1]
-    return replace(plan, draws=bool(drawing), outputs_per_example=num_numbers)
+    return replace(plan, draws=bool(draws), outputs_per_example=num_numbers)
 
 
 def _with_arguments(
@@ -138,21 +140,28 @@ def _with_arguments(
 
     Args:
         plan: A layer-wise plan.
-        drawing: The layers that draw random numbers.
+        drawing: The layers that draw something else than numbers of a given shape.
         more: The calls on more rows.
         few: The same on fewer rows.
     """
     if len(few) != len(more):
         return looped_plan("the calls of its layers depend on the batch size")
-    batched: dict[keras.Layer, frozenset[int]] = {}
+    batched: dict[keras.Layer, dict[int, int]] = {}
     constant: list[keras.Layer] = []
     for one, other in zip(more, few, strict=True):
         layer, reason = one.layer, None
-        sizes = [map(_leading, keras.tree.flatten((c.args, c.kwargs))) for c in (one, other)]
+        is_general = isinstance(plan.rules[layer], GeneralRule)
+        num_given = len(one.tensors if is_general else keras.tree.flatten((one.args, one.kwargs)))
+        sizes = [map(_leading, call.tensors[:num_given]) for call in (one, other)]
         pairs = list(enumerate(zip(*sizes, strict=True)))
-        follows = frozenset(number for number, pair in pairs if pair == _SIZES)
         changes = {number for number, (large, small) in pairs if large != small}
-        if changes - follows or not follows:
+        # An example may have several rows, such as the windows of an image.
+        follows = {
+            number: large // _SIZES[0]
+            for number, (large, small) in pairs
+            if number in changes and large * _SIZES[1] == small * _SIZES[0]
+        }
+        if changes - set(follows) or not follows:
             reason = "is called on something without the batch axis"
             shapes = [
                 [value.shape for value in keras.tree.flatten((c.args, c.kwargs)) if _leading(value)]
@@ -163,8 +172,10 @@ def _with_arguments(
                 continue
         elif batched.setdefault(layer, follows) != follows:
             reason = "is called with batches in different arguments"
-        elif isinstance(plan.rules[layer], GeneralRule) and layer in drawing:
+        elif is_general and layer in drawing:
             reason = "has weights and draws random numbers"
+        elif not is_general and len(set(follows.values())) > 1:
+            reason = "is called with different numbers of rows for an example"
         if reason is not None:
             return looped_plan(f"layer {layer.name!r} {reason}")
     if constant:

@@ -12,7 +12,8 @@ not finite proves nothing, and neither do rows with which plain gradients fail.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -131,10 +132,14 @@ class _Proof:
     Args:
         model: A built model with a compiled loss.
         plan: The plan.
+        added: Layers whose outputs are added to the loss. So weights are compared that the loss
+            does not use, or not on made-up rows.
     """
 
-    def __init__(self, model: keras.Model, plan: GradientPlan) -> None:
-        self._model, self._plan = model, plan
+    def __init__(
+        self, model: keras.Model, plan: GradientPlan, added: Sequence[keras.Layer] = ()
+    ) -> None:
+        self._model, self._plan, self._added = model, plan, added
         self._held = [*model.variables, *model.metrics_variables]
         self._plain = backend.Evaluator(self._plain_gradient, model, is_brief=True)
         self._planned = backend.Evaluator(self._norms_and_sums, model, is_brief=True)
@@ -153,18 +158,19 @@ class _Proof:
             is_last: Whether an error with which no row has a plain gradient is raised.
         """
         plan, variables = self._plan, self._model.trainable_variables
-        # Of these, the plan does not take derivatives as autodiff does.
+        # Of these, the plan does not take derivatives as autodiff does, or takes several rows for
+        # an example, which may be those of others.
         of_rules = {
             id(variable)
             for layer, rule in plan.rules.items()
-            if not isinstance(rule, GeneralRule)
+            if not isinstance(rule, GeneralRule) or plan.rows_per_example(layer) > 1
             for variable in plan.variables[layer]
         }
         unseen = {n for n, each in enumerate(variables) if id(each) in of_rules & set(plan.forms)}
         found: list[bool] = []
         failure: Exception | None = None
         for trial, kind in enumerate(_TRIALS):
-            parts, values = _varied(batch, trial), self._moved(trial, *kind)
+            parts, values = self._varied(batch, trial), self._moved(trial, *kind)
             pair, error = backend.attempt(self._pair, parts, values)
             if error is not None:  # Some weights may not be moved so.
                 failure = failure or error
@@ -183,6 +189,15 @@ class _Proof:
             return "layer-wise gradients differ from plain ones on a few rows"
         if found and not unseen:
             return ""
+        if found and may_choose and not self._added:
+            owners = [
+                layer
+                for layer, own in plan.variables.items()
+                if any(variables[number] is each for number in unseen for each in own)
+            ]
+            objection = _Proof(self._model, plan, owners).objection(batch)
+            if objection is not None:
+                return objection
         if found and may_choose:
             paths = ", ".join(repr(variables[number].path) for number in sorted(unseen))
             return f"gradients are zero, which proves nothing, of {paths}"
@@ -202,9 +217,37 @@ class _Proof:
             if self._reached is not None and len(self._reached) == len(variables):
                 break
             values = self._moved(trial, *_TRIALS[trial])
-            backend.attempt(self._pair, _varied(batch, trial), values)
+            backend.attempt(self._pair, self._varied(batch, trial), values)
         found = range(len(variables)) if self._reached is None else self._reached
         return tuple(each for number, each in enumerate(variables) if number not in found)
+
+    def _varied(self, batch: Batch, trial: int) -> dict[str, Any]:
+        """Return three rows, the first two different, in another order and moved in each trial.
+
+        Where examples have several rows in a layer, the second half of the first row is zero: it
+        may depend on padding which rows are whose.
+        """
+        rows = finite_rows(batch)
+        places = np.arange(-2 * trial, 3 - 2 * trial) % rows.num_rows
+        scales = np.array([1.0, 1.25 if rows.num_rows == 1 else 1.0, 1.0]) * (1.0 + trial / 64.0)
+        has_several = any(self._plan.rows_per_example(layer) > 1 for layer in self._plan.rules)
+
+        def taken(value: Tensor) -> np.ndarray:
+            """Return the three rows."""
+            return np.asarray(ops.convert_to_numpy(value)[places])
+
+        def varied(value: Tensor) -> np.ndarray:
+            """Return the three rows with slightly different numbers."""
+            array = taken(value)
+            if is_differentiable(value):
+                array = (array.T * scales).T.astype(array.dtype)
+            if has_several and array.ndim > 1 and array.dtype.kind != "O":
+                array[0, (array.shape[1] + 1) // 2 :] = 0
+            return array
+
+        parts = {"x": mapped(varied, rows.x), "y": mapped(taken, rows.y)}
+        parts["sample_weight"] = mapped(taken, rows.sample_weight)
+        return {name: filled(part, 3) for name, part in parts.items() if part is not None}
 
     def _pair(self, parts: dict[str, Any], values: list[Any]) -> list[list[Any]]:
         """Return squared norm and gradient of two rows; nothing if they are zero or not finite."""
@@ -233,7 +276,7 @@ class _Proof:
     def _norms_and_sums(self, _: Any, given: Any) -> list[Tensor]:
         """Return norms and weighted sums by the plan."""
         values, parts, factors, finite = given
-        with self._at(values), keras_private.replaced_draws(_not_random):
+        with self._at(values):
             gradients, _ = per_example_gradients(self._model, Batch(**parts), self._plan)
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
@@ -243,15 +286,39 @@ class _Proof:
     def _plain_gradient(self, _: Any, given: Any) -> list[Tensor]:
         """Return the squared norm of the gradient of a single row, and the gradient."""
         values, parts = given
-        with self._at(values), keras_private.replaced_draws(_not_random):
+        with self._at(values):
             found = single_gradient(self._model, Batch(**parts))[0]
             square = sum(ops.sum(ops.square(each)) for each in found)
             return [square, *map(_for_comparison, found)]
 
-    def _at(self, values: list[Tensor]) -> keras.StatelessScope:
-        """Return a scope with other values, which a compiler would fold if they were constants."""
+    @contextmanager
+    def _at(self, values: list[Tensor]) -> Iterator[None]:
+        """Give variables other values, which a compiler would fold if they were constants.
+
+        Layers draw nothing, and the outputs of some are added to the loss.
+        """
         pairs = zip(self._held, values, strict=True)
-        return keras.StatelessScope([(each, ops.cast(value, each.dtype)) for each, value in pairs])
+        scope = keras.StatelessScope([(each, ops.cast(value, each.dtype)) for each, value in pairs])
+        own_loss, added, is_over = self._model.compute_loss, list[Tensor](), [False]
+
+        def noted(outputs: Tensor) -> Tensor:
+            """Note the mean square of what a layer returns, after those of the same pass."""
+            added[:] = [] if is_over[0] else added
+            is_over[0] = False
+            added.append(ops.mean(ops.square(ops.cast(outputs, "float32"))))
+            return added[-1]
+
+        def loss(**given: Any) -> Tensor:
+            """Return the loss with what was added to it."""
+            is_over[0] = True
+            return sum(added, ops.sum(own_loss(**given)))
+
+        # Keras calls a regularizer of activities with the outputs.
+        changes = [(layer, "activity_regularizer", noted) for layer in self._added]
+        changes += [(self._model, "compute_loss", loss)] if changes else []
+        draws = keras_private.replaced_draws(_not_random)
+        with scope, draws, keras_private.replaced_attributes(changes):
+            yield
 
     def _moved(self, seed: int, factor: float, distance: float, keeps_sign: bool) -> list[Any]:
         """Return the values of all variables, where those of floats are moved."""
@@ -266,26 +333,6 @@ class _Proof:
                 value = ops.convert_to_tensor(moved)
             values.append(value)
         return values
-
-
-def _varied(batch: Batch, trial: int) -> dict[str, Any]:
-    """Return three rows, the first two different, in another order and moved in each trial."""
-    rows = finite_rows(batch)
-    places = np.arange(-2 * trial, 3 - 2 * trial) % rows.num_rows
-    scales = np.array([1.0, 1.25 if rows.num_rows == 1 else 1.0, 1.0]) * (1.0 + trial / 64.0)
-
-    def taken(value: Tensor) -> np.ndarray:
-        """Return the three rows."""
-        return np.asarray(ops.convert_to_numpy(value)[places])
-
-    def varied(value: Tensor) -> np.ndarray:
-        """Return the three rows with slightly different numbers."""
-        array = taken(value)
-        return (array.T * scales).T.astype(array.dtype) if is_differentiable(value) else array
-
-    parts = {"x": mapped(varied, rows.x), "y": mapped(taken, rows.y)}
-    parts["sample_weight"] = mapped(taken, rows.sample_weight)
-    return {name: filled(part, 3) for name, part in parts.items() if part is not None}
 
 
 def _not_random(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -55,7 +55,7 @@ class PrivateTask(PrivateFunctional):
         core = without_batch_normalization(task) if replace_batch_normalization else task
         super().__init__(core.input, core.output, name=task.name)
         # Not a layer of this model: its weights are here already.
-        self._given = SimpleNamespace(task=task, is_replaced=replace_batch_normalization)
+        self._given = SimpleNamespace(task=task, is_replaced=core is not task)
         self.preprocessor = task.preprocessor
 
     @property

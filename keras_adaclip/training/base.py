@@ -83,8 +83,8 @@ class TrainingBase(SavedState, keras_private.BuiltBeforeFit, keras_private.ToldB
         if self.loss is None and not keras_private.is_own(self, "compute_loss"):
             raise ValueError(
                 f"Model {self.name!r} was compiled with no loss, so there is nothing to train for. "
-                "Give `compile(optimizer, loss=...)`, or override `compute_loss`. Received: "
-                "loss=None"
+                "Give `compile(optimizer, loss=...)`, or override `compute_loss`, which can take "
+                "the place of `add_loss` too. Received: loss=None"
             )
         if self.optimizer.is_in_a_run:
             raise RuntimeError(

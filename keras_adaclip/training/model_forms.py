@@ -180,9 +180,11 @@ def without_batch_normalization(
     """Return the model with batch normalizations replaced and all other layers shared.
 
     Args:
-        model: A Functional or Sequential model.
+        model: A Functional or Sequential model. It is returned itself if it has none.
         replaced: The replacements so far, by the `id` of the layer.
     """
+    if not _holds_batch_normalization(model):
+        return model
     replaced = {} if replaced is None else replaced
     of_layer = [name for name in own_methods(model) if hasattr(keras.Layer, name)]
     refuse_own_methods(

@@ -32,17 +32,41 @@ class ActiveInTraining(keras.Model):
 
 
 class NoisyWeights(layers.Layer):
+    """Has weights and draws random numbers, which may depend on the data."""
+
+    def __init__(self, of_data=False):
+        super().__init__()
+        self.of_data, self.noise = of_data, layers.Dropout(0.5)
+
     def build(self, input_shape):
         self.scale = self.add_weight(shape=(input_shape[-1],), initializer="ones")
-        self.noise = layers.Dropout(0.5)
 
     def call(self, inputs, training=None):
-        return self.noise(inputs * self.scale, training=training)
+        outputs = self.noise(inputs * self.scale, training=training)
+        drawn = keras.random.categorical(inputs, 1, seed=1) if self.of_data and training else 0
+        return outputs * (1.0 + ops.cast(drawn, "float32"))
 
 
 def reversed_rows():
     """Puts the rows of the batch in another order and back again."""
     return functional((3,), lambda x: ops.flip(layers.Dense(2)(ops.flip(x, axis=0)), axis=0))
+
+
+class InAnotherOrder(layers.Layer):
+    """Puts parts of the rows in another order and back again: the parts of zeros, or all."""
+
+    def __init__(self, of_zeros):
+        super().__init__()
+        self.of_zeros, self.dense = of_zeros, layers.Dense(2)
+
+    def call(self, inputs):
+        parts = ops.reshape(inputs, (-1, 1))
+        keys = ops.cast(ops.all(parts == 0.0, axis=1), "int32")
+        keys = keys if self.of_zeros else ops.arange(ops.shape(parts)[0]) % 2
+        size = ops.shape(parts)[0]
+        order = ops.argsort(keys * size + ops.arange(size))
+        found = self.dense(ops.take(parts, order, axis=0))
+        return ops.reshape(ops.take(found, ops.argsort(order), axis=0), (-1, 6))
 
 
 class OnParameters(keras.Model):
@@ -86,7 +110,9 @@ class FirstGateInTraining(layers.Layer):
         (OnParameters, "differ from plain ones"),
         (lambda: stack(TokensAndPlaces(), shape=(3,)), "without the batch axis"),
         (lambda: stack(FirstGateInTraining(), shape=(3,)), "differ from plain ones"),
-        (lambda: stack(NoisyWeights(), shape=(3,)), "has weights and draws random numbers"),
+        (lambda: stack(NoisyWeights(True), shape=(3,)), "has weights and draws random numbers"),
+        (lambda: stack(InAnotherOrder(False), shape=(3,)), "differ from plain ones"),
+        (lambda: stack(InAnotherOrder(True), shape=(3,)), "differ from plain ones"),
     ],
 )
 def test_models_that_do_not_go_layer_by_layer_are_differentiated_as_a_whole(
@@ -98,6 +124,17 @@ def test_models_that_do_not_go_layer_by_layer_are_differentiated_as_a_whole(
     plan = plan_for(built(model, x, y), x, y)
     assert not plan.is_layerwise
     assert reason in plan.looped_reason
+
+
+def test_a_layer_with_weights_of_its_own_is_differentiated_with_what_it_drew():
+    model = stack(NoisyWeights(), shape=(1,))
+    x, y = np.ones((64, 1), "float32"), np.full((64, 1), 9.0, "float32")
+    plan = plan_for(built(model, x, y, loss="mae"), x, y)
+    assert plan.is_layerwise
+    # The derivative of |w d - 9| by w is minus the factor d of dropout, 0 or 2.
+    found = runner(model, plan, seed=np.array([3, 5], np.int32))(x, y)
+    np.testing.assert_allclose(found.norms, found.y_pred[:, 0], atol=1e-6)
+    assert set(np.round(found.norms)) == {0.0, 2.0}
 
 
 @pytest.mark.parametrize("most", [1, 1 << 20])

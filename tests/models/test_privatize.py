@@ -53,6 +53,18 @@ def test_batch_normalization_is_replaced(nested):
     assert [issue.layer for issue in ka.check(model)] == ["norm"]
 
 
+def test_a_class_with_a_loss_of_its_own_takes_what_has_replaced_batch_normalization():
+    class OwnLoss(ka.PrivateModel):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(keras.ops.square(y_pred))
+
+    private = ka.privatize(normalized(), replace_batch_normalization=True)
+    model = OwnLoss(private.input, private.output)
+    model.compile(ka.optimizers.DPOptimizer("sgd", noise_multiplier=1.0))
+    model.fit(np.ones((4, 6, 6, 3), "float32"), batch_size=2, verbose=0)
+    assert model.privacy_ledger.steps == 2
+
+
 @pytest.mark.parametrize("shape", [(4,), (1, 1, 4), (3, 4)])
 @pytest.mark.parametrize("units", [4, 8, 32, 48])
 def test_what_replaces_batch_normalization_tells_rows_apart(shape, units):

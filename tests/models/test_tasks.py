@@ -142,6 +142,12 @@ def test_group_normalization_takes_the_place_of_batch_normalization(tmp_path):
     same(plain.predict(model.preprocessor(x[:3]), verbose=0), predicted)
 
 
+def test_where_there_is_nothing_to_replace_the_task_stays():
+    backbone = hub.GemmaBackbone(8, 1, 2, 1, 8, 16, 4)
+    task = hub.GemmaCausalLM(backbone, preprocessor=None)
+    assert ka.privatize(task, replace_batch_normalization=True).task is task
+
+
 def test_what_a_class_of_the_users_replaces_is_refused_by_name():
     class Own(hub.BertTextClassifier):
         def compute_loss(self, *args, **kwargs):

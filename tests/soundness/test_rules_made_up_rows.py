@@ -72,8 +72,7 @@ def test_a_wrong_rule_behind_zeros_is_not_used(is_off, monkeypatch):
     outputs = layers.Add()([layers.Dense(3)(inputs), last(hidden)])
     model = helpers.compiled(ka.PrivateModel(inputs, outputs))
     fit(model, *table())
-    reason = "gradients are zero, which proves nothing, of" if is_off else "differ from plain ones"
-    assert reason in model.gradient_plan.looped_reason
+    assert "differ from plain ones" in model.gradient_plan.looped_reason
 
 
 def test_columns_of_numbers_in_front_of_a_table_train_with_the_plan_of_ids():

@@ -1,7 +1,7 @@
 """The interface of layer rules, the general rule, and the registry of all others."""
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -28,8 +28,8 @@ class TappedCall:
         kwargs: Keyword arguments of `layer.call`.
         cotangents: Gradients of the summed loss with respect to the tapped tensors, in the order
             of the taps.
-        batched: Positions (in flattening order) of the arguments that have a batch axis. None
-            means every tensor.
+        batched: For the position of each of `tensors` that has a batch axis, the number of rows
+            that an example has in it. None means one, in every tensor.
         kept: The tensors that the rule's `tapped_call` kept.
     """
 
@@ -37,13 +37,18 @@ class TappedCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     cotangents: list[Tensor] = field(default_factory=list)
-    batched: frozenset[int] | None = None
+    batched: Mapping[int, int] | None = None
     kept: list[Tensor] = field(default_factory=list)
 
     @property
     def inputs(self) -> Tensor:
         """The first argument of the call."""
         return self.args[0] if self.args else next(iter(self.kwargs.values()))
+
+    @property
+    def tensors(self) -> list[Any]:
+        """All arguments, in flattening order, what was kept, and the cotangents."""
+        return [*keras.tree.flatten((self.args, self.kwargs)), *self.kept, *self.cotangents]
 
 
 class LayerRule(abc.ABC):
@@ -130,39 +135,60 @@ def is_differentiable(value: Any) -> bool:
 class GeneralRule(LayerRule):
     """`vmap` of a layer's own vector-Jacobian product.
 
-    It runs the layer once more on each example alone, and differentiates it by its weights. It is
-    exact for any layer that treats examples independently.
+    It runs the layer once more on each example alone, with the random numbers that it drew, and
+    differentiates it by its weights. It is exact for any layer that treats examples independently.
+    An example may have several rows, such as the windows of an image.
     """
+
+    def tapped_call(
+        self, layer: Any, call: Call, tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[Tensor]]:
+        """Tap the outputs, and keep what the layer draws."""
+        drawn: list[Tensor] = []
+        with keras_private.kept_draws(drawn):
+            outputs, _ = super().tapped_call(layer, call, tap, args, kwargs)
+        return outputs, drawn
 
     def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
         """Return the gradients of the layer's variables, written out."""
         layer = call.layer
         flat = keras.tree.flatten((call.args, call.kwargs))
-        numbers = [
-            number
-            for number, value in enumerate(flat)
-            if ops.is_tensor(value) and (call.batched is None or number in call.batched)
-        ]
+        all_values, num_given = call.tensors, len(flat) + len(call.kept)
+        rows = call.batched or {n: 1 for n, each in enumerate(all_values) if ops.is_tensor(each)}
+        numbers = [number for number in rows if number < num_given]
+        parts = [_in_parts(all_values[number], rows[number]) for number in numbers]
+        of_outputs = [rows.get(num_given + n, 1) for n in range(len(call.cotangents))]
 
         def run(values: Sequence[Tensor], examples: Sequence[Tensor]) -> list[Tensor]:
             """Return the layer's differentiable outputs with these weights and arguments."""
-            arguments = list(flat)
+            arguments = all_values[:num_given]
             for number, example in zip(numbers, examples, strict=True):
-                arguments[number] = example
-            args, kwargs = keras.tree.pack_sequence_as((call.args, call.kwargs), arguments)
+                shape = ops.shape(example)[1 + (rows[number] > 1) :]
+                arguments[number] = ops.reshape(example, (-1, *shape))
+            given, drawn = arguments[: len(flat)], arguments[len(flat) :]
+            args, kwargs = keras.tree.pack_sequence_as((call.args, call.kwargs), given)
             mapping = zip(variables, values, strict=True)
-            with keras.StatelessScope([*constants, *mapping]):
+            with (
+                keras.StatelessScope([*constants, *mapping]),
+                keras_private.kept_draws(drawn, again=True),
+            ):
                 outputs = layer(*args, **kwargs)
-            return [value for value in keras.tree.flatten(outputs) if is_differentiable(value)]
+            found = filter(is_differentiable, keras.tree.flatten(outputs))
+            return [_in_parts(*pair) for pair in zip(found, of_outputs, strict=True)]
 
         constants = [(variable, variable.value) for variable in layer.variables]
         gradients = backend.per_example_layer_gradients(
             run,
             [variable.value for variable in variables],
-            [flat[number] for number in numbers],
-            call.cotangents,
+            parts,
+            [_in_parts(*pair) for pair in zip(call.cotangents, of_outputs, strict=True)],
         )
         return [Materialized(gradient) for gradient in gradients]
+
+
+def _in_parts(value: Tensor, num_rows: int) -> Tensor:
+    """Return a tensor with an axis for the rows of each example, if there are several."""
+    return value if num_rows == 1 else ops.reshape(value, (-1, num_rows, *ops.shape(value)[1:]))
 
 
 RuleClass = TypeVar("RuleClass", bound=LayerRule)
