@@ -12,8 +12,7 @@ guess the next word of public text: novels or plays (`--public`), by default Sha
 
 **What is protected**: one review. A writer of several is protected less; see `unit_ids` of `fit`.
 
-**Expected**: this script was run with `--smoke` only. Half of the reviews are friendly, so guessing
-gives 50%.
+**Expected**: this script was run with `--smoke` only. Guessing gives 50%.
 
 **Data**: Keras downloads the reviews of IMDB, or `--data` takes the folder that holds `aclImdb`.
 """
@@ -57,9 +56,10 @@ def rows_of(texts: Any, length: int) -> np.ndarray:
 
 
 def load(options: argparse.Namespace) -> tuple[LabelledData, str]:
-    """The private reviews and the public text."""
+    """The private reviews, and the public text if there is no preset."""
     if not options.smoke:
-        return load_reviews(options.data), "\n".join(load_texts(options.public).values())
+        public = {} if options.preset else load_texts(options.public)
+        return load_reviews(options.data), "\n".join(public.values())
     rng = np.random.default_rng(0)
     words = (["dull", "poor", "bad", "weak"], ["good", "great", "fine", "warm"])
     labels = np.arange(384) % 2
@@ -78,10 +78,9 @@ alike, though novels of 1800 are far from film reviews; a preset of keras-hub kn
 
 def pretrained_gpt(text: str, options: argparse.Namespace) -> keras.Model:
     """A small GPT over hashed words, trained on a public text."""
-    length = options.length
-    model = build_gpt(NUM_IDS, length, options.width)
+    model = build_gpt(NUM_IDS, options.length, options.width)
     ids = np.array(numbers_of(text), np.int32)
-    targets = ids[: len(ids) // length * length].reshape(-1, length)
+    targets = ids[: len(ids) // options.length * options.length].reshape(-1, options.length)
     inputs = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(2e-3), loss)
@@ -149,10 +148,9 @@ def main() -> None:
     except FileNotFoundError as error:
         sys.exit(f"{error}\n`--smoke` runs without it, on made-up texts.")
     print(f"Data: {data.source}; backend: {keras.backend.backend()}")
-    if options.seed is not None:
-        keras.utils.set_random_seed(options.seed)
+    keras.utils.set_random_seed(options.seed)
     model = None
-    if options.preset is None:  # Which brings its own preprocessor.
+    if options.preset is None:  # Presets bring their own preprocessors.
         model = pretrained_gpt(public, options)
         x_train, x_test = (rows_of(x, options.length) for x in (data.x_train, data.x_test))
         data = dataclasses.replace(data, x_train=x_train, x_test=x_test)
@@ -160,7 +158,7 @@ def main() -> None:
     private = ka.privatize(new_task(model, options))
     trained = sum(math.prod(variable.shape) for variable in private.trainable_variables)
     print(f"{trained:,} of {private.count_params():,} numbers are trained")
-    private.private_summary()  # Only layers with trained weights are listed.
+    private.private_summary()
     budget = {"target_epsilon": options.epsilon, "delta": options.delta}
     adam = keras.optimizers.Adam(options.learning_rate)
     optimizer = ka.optimizers.DPOptimizer(adam, "quantile", **budget)
@@ -187,7 +185,7 @@ def parse_options() -> argparse.Namespace:
     add("--epochs", type=int, default=10, help="over the reviews (%(default)s)")
     add("--batch-size", type=int, default=1024, help="with privacy (%(default)s)")
     add("--learning-rate", type=float, help="with privacy (0.01, with a preset 0.001)")
-    add("--seed", type=int, help="of the initial weights; noise is never seeded")
+    add("--seed", type=int, default=1, help="of initial weights, never of noise (%(default)s)")
     add("--smoke", action="store_true", help="a few steps on made-up texts")
     options = parser.parse_args()
     options.length, options.width = (16, 8) if options.smoke else (LENGTH, 64)

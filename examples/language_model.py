@@ -155,8 +155,7 @@ def main() -> None:
     print(f"{len(rows[0]):,} + {len(held_out[0]):,} rows of {rows[0].shape[1]} characters")
     table, curves = [["target", "epoch", "epsilon", "bits"]], {}
     for epsilon in options.epsilons:
-        if options.seed is not None:
-            keras.utils.set_random_seed(options.seed)
+        keras.utils.set_random_seed(options.seed)
         model = build_gpt(NUM_IDS, rows[0].shape[1], width=8 if options.smoke else 64)
         name = "without privacy"
         if math.isfinite(epsilon):
@@ -186,7 +185,7 @@ def parse_options() -> argparse.Namespace:
     add("--delta", type=float, default=1e-5, help="of the budgets (%(default)s)")
     add("--epochs", type=int, help="passes over the text (20)")
     add("--learning-rate", type=float, default=2e-3, help="without privacy (%(default)s)")
-    add("--seed", type=int, help="of the initial weights; noise is never seeded")
+    add("--seed", type=int, default=1, help="of initial weights, never of noise (%(default)s)")
     add("--csv", type=Path, default=Path("language_model.csv"), help="bits by epoch (%(default)s)")
     add("--plot", type=Path, help="draws the curves to this file")
     add("--smoke", action="store_true", help="a few steps on made-up text")
