@@ -184,12 +184,12 @@ def parse_options() -> argparse.Namespace:
     add("--rank", type=int, default=4, help="of LoRA (%(default)s)")
     add("--epochs", type=int, default=10, help="over the reviews (%(default)s)")
     add("--batch-size", type=int, default=1024, help="with privacy (%(default)s)")
-    add("--learning-rate", type=float, help="with privacy (0.01, with a preset 0.001)")
+    add("--learning-rate", type=float, help="with privacy (0.003, with a preset 0.001)")
     add("--seed", type=int, default=1, help="of initial weights, never of noise (%(default)s)")
     add("--smoke", action="store_true", help="a few steps on made-up texts")
     options = parser.parse_args()
     options.length, options.width = (16, 8) if options.smoke else (LENGTH, 64)
-    options.learning_rate = options.learning_rate or (1e-3 if options.preset else 1e-2)
+    options.learning_rate = options.learning_rate or (1e-3 if options.preset else 3e-3)
     if options.smoke:
         options.epochs, options.batch_size = 2, 64
     return options

@@ -84,8 +84,10 @@ have to learn to look.
 def build_gpt(num_ids: int, length: int, width: int, num_blocks: int = 1) -> keras.Model:
     """A language model: ids of shape `(batch_size, length)` to the logits of the next ones."""
     ids = keras.Input((length,), dtype="int32")
-    embedding = layers.ReversibleEmbedding(num_ids, width, name="embedding")
-    x = SinePositions()(embedding(ids))
+    first = keras.initializers.RandomNormal(stddev=width**-0.5)
+    embedding = layers.ReversibleEmbedding(num_ids, width, embeddings_initializer=first)
+    # As large as the positions; logits begin with a variance of one.
+    x = SinePositions()(layers.Rescaling(width**0.5)(embedding(ids)))
     x = layers.Add()([x, layers.Conv1D(width, 4, padding="causal")(x)])
     for _ in range(num_blocks):
         attended = layers.LayerNormalization()(x)
@@ -106,13 +108,12 @@ def build_gpt(num_ids: int, length: int, width: int, num_blocks: int = 1) -> ker
 
 def train(model: Any, epsilon: float, rows: Rows, held_out: Rows, options: Any) -> list[list]:
     """Train, and return a row for each epoch: target, epoch, epsilon so far, bits per character."""
-    optimizer: Any = keras.optimizers.Adam(options.learning_rate)
+    optimizer, size = keras.optimizers.Adam(options.learning_rate), 32
     if math.isfinite(epsilon):
-        optimizer = ka.optimizers.AutoDPOptimizer(epsilon, options.delta)
+        optimizer, size = ka.optimizers.AutoDPOptimizer(epsilon, options.delta), None
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=PADDING)
     model.compile(optimizer, loss)
     started = time.perf_counter()
-    size = None if math.isfinite(epsilon) else 32
     logs = model.fit(*rows, size, options.epochs, 2, validation_data=held_out).history
     print(f"{time.perf_counter() - started:.0f} s of training")
     spent = logs.get("epsilon", [math.inf] * options.epochs)
