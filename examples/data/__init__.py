@@ -10,6 +10,7 @@ from .images import load_cifar10, load_fashion_mnist, load_imagenette, load_mnis
 from .imdb import load_imdb
 from .labelled_data import LabelledData
 from .made_up import make_up_images, make_up_table, make_up_texts
+from .texts import load_reviews, load_texts
 
 __all__ = [
     "ADULT_CATEGORIES",
@@ -21,6 +22,8 @@ __all__ = [
     "load_imagenette",
     "load_imdb",
     "load_mnist",
+    "load_reviews",
+    "load_texts",
     "make_up_images",
     "make_up_table",
     "make_up_texts",
