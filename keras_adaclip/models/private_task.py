@@ -109,6 +109,8 @@ class PrivateTask(PrivateFunctional):
         x: Any = None,
         y: Any = None,
         batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
         *,
         sample_weight: Any = None,
         validation_data: Any = None,
@@ -120,6 +122,8 @@ class PrivateTask(PrivateFunctional):
             x: Texts or images, as for the task.
             y: Labels; None where the preprocessor makes them.
             batch_size: As for other private models.
+            epochs: As for Keras.
+            verbose: As for Keras.
             sample_weight: As for Keras; None where the preprocessor makes them.
             validation_data: As for Keras. It is preprocessed too.
             **kwargs: As for other private models.
@@ -132,7 +136,7 @@ class PrivateTask(PrivateFunctional):
             validation_data = keras.utils.pack_x_y_sample_weight(*self._preprocessed(*held_out))
         x, y, sample_weight = self._preprocessed(x, y, sample_weight)
         options = {"sample_weight": sample_weight, "validation_data": validation_data}
-        return super().fit(x, y, batch_size, **options, **kwargs)
+        return super().fit(x, y, batch_size, epochs, verbose, **options, **kwargs)
 
     def train_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, *args: Any, **kwargs: Any

@@ -173,7 +173,7 @@ def test_the_preprocessor_can_be_left_out():
     )
     task.preprocessor = None
     model = private(task)
-    model.fit(rows, LABELS, batch_size=8, verbose=0)
+    model.fit(rows, LABELS, 8, 1, 0)
     assert model.predict(rows, verbose=0).shape == (24, 2)
 
 
