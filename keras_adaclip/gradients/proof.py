@@ -314,6 +314,7 @@ class _Proof:
             return sum(added, ops.sum(own_loss(**given)))
 
         # Keras calls a regularizer of activities with the outputs.
+        changes: list[tuple[Any, str, Any]]
         changes = [(layer, "activity_regularizer", noted) for layer in self._added]
         changes += [(self._model, "compute_loss", loss)] if changes else []
         draws = keras_private.replaced_draws(_not_random)

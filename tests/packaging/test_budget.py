@@ -22,7 +22,7 @@ PACKAGE = ROOT / "keras_adaclip"
 FOLDERS = {
     "accounting": (2_332, 15),
     "training": (2_133, 12),
-    "gradients": (2_023, 17),
+    "gradients": (2_024, 17),
     "federated": (1_770, 15),
     "backend": (1_654, 11),
     "examination": (1_396, 9),
