@@ -23,7 +23,7 @@ from keras_adaclip.gradients.batch import Batch
 from keras_adaclip.gradients.contributions import MOST_ROWS, BatchGradients
 from keras_adaclip.gradients.forms import PerExampleGradient
 from keras_adaclip.gradients.forward import Forward, call_model, per_example_losses, stateless
-from keras_adaclip.gradients.layers import GeneralRule, LayerRule, TappedCall
+from keras_adaclip.gradients.layers import LayerRule, TappedCall
 from keras_adaclip.gradients.outer_products import combined
 from keras_adaclip.gradients.random_numbers import Draws
 
@@ -58,7 +58,7 @@ class GradientPlan:
     rules: Rules
     variables: Mapping[keras.Layer, list[keras.Variable]]
     looped_reason: str | None = None
-    batched: Mapping[keras.Layer, Mapping[int, int]] = field(default_factory=dict)
+    batched: Mapping[keras.Layer, frozenset[int]] = field(default_factory=dict)
     repeated: frozenset[keras.Layer] = frozenset()
     fast_calls: Calls = field(default_factory=dict)
     draws: bool = False
@@ -72,10 +72,6 @@ class GradientPlan:
     def is_layerwise(self) -> bool:
         """Whether all examples are differentiated at once, not one after another."""
         return self.looped_reason is None
-
-    def rows_per_example(self, layer: keras.Layer) -> int:
-        """Return the number of rows that an example has in most arguments of a layer."""
-        return max(self.batched.get(layer, {}).values(), default=1)
 
 
 def looped_plan(reason: str) -> GradientPlan:
@@ -179,6 +175,7 @@ def per_example_gradients(
     plan: GradientPlan,
     training: bool = True,
     draws: Draws | None = None,
+    shares: Tensor = 1.0,
 ) -> tuple[BatchGradients, Forward]:
     """Return the gradients of all examples, and the results of the forward pass.
 
@@ -188,6 +185,7 @@ def per_example_gradients(
         plan: A layer-wise plan.
         training: The mode of the forward pass.
         draws: The random numbers of layers; None leaves them to their seed generators.
+        shares: Factors of the losses of the examples.
     """
     recorders: list[TapRecorder] = []
 
@@ -200,7 +198,7 @@ def per_example_gradients(
                 y_pred = call_model(model, batch.x, training)
             losses, increments = per_example_losses(model, batch, y_pred)
         marks = [keras_losses.marks_of(value) for value in keras.tree.flatten(y_pred)]
-        total = ops.sum(losses) / batch.num_copies
+        total = ops.sum(losses * shares) / batch.num_copies
         return total, (recorder.tensors, y_pred, losses, increments, marks)
 
     variables = [*model.variables, *model.metrics_variables]
@@ -229,11 +227,9 @@ def gradients_of_calls(
     parts: dict[int, list[PerExampleGradient]] = {}
     for call in calls:
         call.batched = plan.batched.get(call.layer)
-        own, rule = plan.variables[call.layer], plan.rules[call.layer]
-        is_general = isinstance(rule, GeneralRule)
-        num_rows = num_copies * (1 if is_general else plan.rows_per_example(call.layer))
-        for variable, part in zip(own, rule.gradients(call, own), strict=True):
+        own = plan.variables[call.layer]
+        for variable, part in zip(own, plan.rules[call.layer].gradients(call, own), strict=True):
             if part is not None:
-                merged = part.merged(num_rows) if num_rows > 1 else part
+                merged = part.merged(num_copies) if num_copies > 1 else part
                 parts.setdefault(id(variable), []).append(merged)
     return {key: combined(uses) for key, uses in parts.items()}

@@ -100,7 +100,12 @@ def _traced_plan(
         def noted(*args: Any, **kwargs: Any) -> Tensor:
             """Draw random numbers."""
             draws.add(draw.__name__)
-            drawing.update(running if draw.__name__ not in keras_private.KEPT_DRAWS else ())
+            # What is kept has no derivative by the parameters of its law.
+            parameters = [*args[1:], *(kwargs[key] for key in kwargs if key != "inputs")]
+            is_kept = draw.__name__ in keras_private.KEPT_DRAWS and not any(
+                "float" in str(getattr(each, "dtype", "")) for each in parameters
+            )
+            drawing.update(() if is_kept else running)
             return draw(*args, **kwargs)
 
         return noted
@@ -146,7 +151,7 @@ def _with_arguments(
     """
     if len(few) != len(more):
         return looped_plan("the calls of its layers depend on the batch size")
-    batched: dict[keras.Layer, dict[int, int]] = {}
+    batched: dict[keras.Layer, frozenset[int]] = {}
     constant: list[keras.Layer] = []
     for one, other in zip(more, few, strict=True):
         layer, reason = one.layer, None
@@ -155,13 +160,8 @@ def _with_arguments(
         sizes = [map(_leading, call.tensors[:num_given]) for call in (one, other)]
         pairs = list(enumerate(zip(*sizes, strict=True)))
         changes = {number for number, (large, small) in pairs if large != small}
-        # An example may have several rows, such as the windows of an image.
-        follows = {
-            number: large // _SIZES[0]
-            for number, (large, small) in pairs
-            if number in changes and large * _SIZES[1] == small * _SIZES[0]
-        }
-        if changes - set(follows) or not follows:
+        follows = frozenset(number for number, pair in pairs if pair == _SIZES)
+        if changes - follows or not follows:
             reason = "is called on something without the batch axis"
             shapes = [
                 [value.shape for value in keras.tree.flatten((c.args, c.kwargs)) if _leading(value)]
@@ -174,8 +174,6 @@ def _with_arguments(
             reason = "is called with batches in different arguments"
         elif is_general and layer in drawing:
             reason = "has weights and draws random numbers"
-        elif not is_general and len(set(follows.values())) > 1:
-            reason = "is called with different numbers of rows for an example"
         if reason is not None:
             return looped_plan(f"layer {layer.name!r} {reason}")
     if constant:

@@ -44,6 +44,9 @@ _TRIALS = (
 _MOST_DRAWN = 65_537
 # Factors and finiteness of three rows, of which the last one must add nothing.
 _FACTORS, _FINITE = np.array([[0.5], [2.0], [0.0]], "float32"), np.array([True, True, False])
+# Factors of the losses by the plan: a row that counts as another one has the wrong factor, even if
+# the two are equal.
+_SHARES = np.array([1.0, 1.75, 0.625], "float32")
 # A gradient of more numbers is compared by this many random sums over its first axes.
 _MOST_COMPARED, _NUM_SUMS = 1 << 20, 8
 _NOTHING = "gradients are zero or not finite"
@@ -158,19 +161,18 @@ class _Proof:
             is_last: Whether an error with which no row has a plain gradient is raised.
         """
         plan, variables = self._plan, self._model.trainable_variables
-        # Of these, the plan does not take derivatives as autodiff does, or takes several rows for
-        # an example, which may be those of others.
+        # Of these, the plan does not take derivatives as autodiff does.
         of_rules = {
             id(variable)
             for layer, rule in plan.rules.items()
-            if not isinstance(rule, GeneralRule) or plan.rows_per_example(layer) > 1
+            if not isinstance(rule, GeneralRule)
             for variable in plan.variables[layer]
         }
         unseen = {n for n, each in enumerate(variables) if id(each) in of_rules & set(plan.forms)}
         found: list[bool] = []
         failure: Exception | None = None
         for trial, kind in enumerate(_TRIALS):
-            parts, values = self._varied(batch, trial), self._moved(trial, *kind)
+            parts, values = _varied(batch, trial), self._moved(trial, *kind)
             pair, error = backend.attempt(self._pair, parts, values)
             if error is not None:  # Some weights may not be moved so.
                 failure = failure or error
@@ -181,6 +183,8 @@ class _Proof:
             planned, error = backend.attempt(self._planned, [], (values, parts, _FACTORS, _FINITE))
             if error is not None:
                 return failure_of(error)
+            if not self._added:
+                pair = [_scaled(*each) for each in zip(pair, _SHARES[:2].tolist(), strict=True)]
             found.append(self._agrees(planned, *pair))
             unseen -= seen if found[-1] else set()
             if found.count(False) > 1 or (2 * sum(found) > len(found) and not unseen):
@@ -217,37 +221,9 @@ class _Proof:
             if self._reached is not None and len(self._reached) == len(variables):
                 break
             values = self._moved(trial, *_TRIALS[trial])
-            backend.attempt(self._pair, self._varied(batch, trial), values)
+            backend.attempt(self._pair, _varied(batch, trial), values)
         found = range(len(variables)) if self._reached is None else self._reached
         return tuple(each for number, each in enumerate(variables) if number not in found)
-
-    def _varied(self, batch: Batch, trial: int) -> dict[str, Any]:
-        """Return three rows, the first two different, in another order and moved in each trial.
-
-        Where examples have several rows in a layer, the second half of the first row is zero: it
-        may depend on padding which rows are whose.
-        """
-        rows = finite_rows(batch)
-        places = np.arange(-2 * trial, 3 - 2 * trial) % rows.num_rows
-        scales = np.array([1.0, 1.25 if rows.num_rows == 1 else 1.0, 1.0]) * (1.0 + trial / 64.0)
-        has_several = any(self._plan.rows_per_example(layer) > 1 for layer in self._plan.rules)
-
-        def taken(value: Tensor) -> np.ndarray:
-            """Return the three rows."""
-            return np.asarray(ops.convert_to_numpy(value)[places])
-
-        def varied(value: Tensor) -> np.ndarray:
-            """Return the three rows with slightly different numbers."""
-            array = taken(value)
-            if is_differentiable(value):
-                array = (array.T * scales).T.astype(array.dtype)
-            if has_several and array.ndim > 1 and array.dtype.kind != "O":
-                array[0, (array.shape[1] + 1) // 2 :] = 0
-            return array
-
-        parts = {"x": mapped(varied, rows.x), "y": mapped(taken, rows.y)}
-        parts["sample_weight"] = mapped(taken, rows.sample_weight)
-        return {name: filled(part, 3) for name, part in parts.items() if part is not None}
 
     def _pair(self, parts: dict[str, Any], values: list[Any]) -> list[list[Any]]:
         """Return squared norm and gradient of two rows; nothing if they are zero or not finite."""
@@ -276,8 +252,11 @@ class _Proof:
     def _norms_and_sums(self, _: Any, given: Any) -> list[Tensor]:
         """Return norms and weighted sums by the plan."""
         values, parts, factors, finite = given
+        shares = 1.0 if self._added else ops.convert_to_tensor(_SHARES)
         with self._at(values):
-            gradients, _ = per_example_gradients(self._model, Batch(**parts), self._plan)
+            gradients, _ = per_example_gradients(
+                self._model, Batch(**parts), self._plan, shares=shares
+            )
             whole = ParameterGroups.single([variable.shape for variable in gradients.variables])
             norms = ops.sqrt(gradients.squared_norms(whole)[:, 0])
             sums = gradients.weighted_sums(factors, finite, whole).sums
@@ -336,6 +315,26 @@ class _Proof:
         return values
 
 
+def _varied(batch: Batch, trial: int) -> dict[str, Any]:
+    """Return three rows, the first two different, in another order and moved in each trial."""
+    rows = finite_rows(batch)
+    places = np.arange(-2 * trial, 3 - 2 * trial) % rows.num_rows
+    scales = np.array([1.0, 1.25 if rows.num_rows == 1 else 1.0, 1.0]) * (1.0 + trial / 64.0)
+
+    def taken(value: Tensor) -> np.ndarray:
+        """Return the three rows."""
+        return np.asarray(ops.convert_to_numpy(value)[places])
+
+    def varied(value: Tensor) -> np.ndarray:
+        """Return the three rows with slightly different numbers."""
+        array = taken(value)
+        return (array.T * scales).T.astype(array.dtype) if is_differentiable(value) else array
+
+    parts = {"x": mapped(varied, rows.x), "y": mapped(taken, rows.y)}
+    parts["sample_weight"] = mapped(taken, rows.sample_weight)
+    return {name: filled(part, 3) for name, part in parts.items() if part is not None}
+
+
 def _not_random(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a function in the place of one of `keras.random`, which drops and orders nothing."""
 
@@ -346,6 +345,12 @@ def _not_random(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return ops.full_like(draw(*args, **kwargs), 0.5)
 
     return fixed
+
+
+def _scaled(gradient: list[Any], factor: float) -> list[Any]:
+    """Return a squared norm and a gradient, times a factor."""
+    square, *parts = gradient
+    return [square * factor**2, *(part * factor for part in parts)]
 
 
 def _nonzero(pair: list[list[Any]]) -> set[int]:

@@ -140,18 +140,6 @@ def reshaped_rows():
     return functional((5, 3), call)
 
 
-def windows(*made):
-    """Two windows of each example in the place of the batch, for layers that keep the shape."""
-
-    def call(inputs):
-        x = ops.reshape(inputs, (-1, 2, 3))
-        for layer in made:
-            x = layer(x)
-        return layers.Dense(2)(ops.reshape(x, (-1, 12)))
-
-    return functional((4, 3), call)
-
-
 def one_filter():
     """Kernels with one filter, which PyTorch cannot take of a single image as Keras makes them."""
     makes = [layers.Conv2D(1, 3), layers.Conv2DTranspose(2, 2), layers.Conv2D(1, 2)]
@@ -243,17 +231,7 @@ ARCHITECTURES = {
     "mean_of_positions": Architecture(
         7, lambda: positions(ops.arange(7), lambda value: ops.mean(value, axis=0)), "whole"
     ),
-    "reshaped_rows": Architecture((5, 3), reshaped_rows, ["Dense", "Dense"]),
-    "windows": Architecture(
-        (4, 3),
-        lambda: windows(
-            layers.Conv1D(3, 2, padding="same", activation="tanh"),
-            layers.LayerNormalization(),
-            layers.GRU(3, return_sequences=True),
-            Scale(),
-        ),
-        ["Convolution", "Normalization", "GRU", "general", "Dense", "Dense"],
-    ),
+    "reshaped_rows": Architecture((5, 3), reshaped_rows, "whole"),
     "one_filter": Architecture(
         (5, 5, 2), one_filter, ["Convolution", "TransposedConvolution", "Convolution"]
     ),

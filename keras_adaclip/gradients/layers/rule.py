@@ -1,7 +1,7 @@
 """The interface of layer rules, the general rule, and the registry of all others."""
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -28,8 +28,7 @@ class TappedCall:
         kwargs: Keyword arguments of `layer.call`.
         cotangents: Gradients of the summed loss with respect to the tapped tensors, in the order
             of the taps.
-        batched: For the position of each of `tensors` that has a batch axis, the number of rows
-            that an example has in it. None means one, in every tensor.
+        batched: Positions of those of `tensors` that have a batch axis. None means every tensor.
         kept: The tensors that the rule's `tapped_call` kept.
     """
 
@@ -37,7 +36,7 @@ class TappedCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     cotangents: list[Tensor] = field(default_factory=list)
-    batched: Mapping[int, int] | None = None
+    batched: frozenset[int] | None = None
     kept: list[Tensor] = field(default_factory=list)
 
     @property
@@ -47,8 +46,8 @@ class TappedCall:
 
     @property
     def tensors(self) -> list[Any]:
-        """All arguments, in flattening order, what was kept, and the cotangents."""
-        return [*keras.tree.flatten((self.args, self.kwargs)), *self.kept, *self.cotangents]
+        """All arguments, in flattening order, and what was kept."""
+        return [*keras.tree.flatten((self.args, self.kwargs)), *self.kept]
 
 
 class LayerRule(abc.ABC):
@@ -137,7 +136,6 @@ class GeneralRule(LayerRule):
 
     It runs the layer once more on each example alone, with the random numbers that it drew, and
     differentiates it by its weights. It is exact for any layer that treats examples independently.
-    An example may have several rows, such as the windows of an image.
     """
 
     def tapped_call(
@@ -151,44 +149,35 @@ class GeneralRule(LayerRule):
 
     def gradients(self, call: TappedCall, variables: list[keras.Variable]) -> Gradients:
         """Return the gradients of the layer's variables, written out."""
-        layer = call.layer
-        flat = keras.tree.flatten((call.args, call.kwargs))
-        all_values, num_given = call.tensors, len(flat) + len(call.kept)
-        rows = call.batched or {n: 1 for n, each in enumerate(all_values) if ops.is_tensor(each)}
-        numbers = [number for number in rows if number < num_given]
-        parts = [_in_parts(all_values[number], rows[number]) for number in numbers]
-        of_outputs = [rows.get(num_given + n, 1) for n in range(len(call.cotangents))]
+        layer, given = call.layer, call.tensors
+        num_arguments = len(given) - len(call.kept)
+        numbers = [
+            number
+            for number, value in enumerate(given)
+            if ops.is_tensor(value) and (call.batched is None or number in call.batched)
+        ]
 
         def run(values: Sequence[Tensor], examples: Sequence[Tensor]) -> list[Tensor]:
             """Return the layer's differentiable outputs with these weights and arguments."""
-            arguments = all_values[:num_given]
+            own = list(given)
             for number, example in zip(numbers, examples, strict=True):
-                shape = ops.shape(example)[1 + (rows[number] > 1) :]
-                arguments[number] = ops.reshape(example, (-1, *shape))
-            given, drawn = arguments[: len(flat)], arguments[len(flat) :]
-            args, kwargs = keras.tree.pack_sequence_as((call.args, call.kwargs), given)
+                own[number] = example
+            arguments, drawn = own[:num_arguments], own[num_arguments:]
+            args, kwargs = keras.tree.pack_sequence_as((call.args, call.kwargs), arguments)
             mapping = zip(variables, values, strict=True)
-            with (
-                keras.StatelessScope([*constants, *mapping]),
-                keras_private.kept_draws(drawn, again=True),
-            ):
+            again = keras_private.kept_draws(drawn, again=True)
+            with keras.StatelessScope([*constants, *mapping]), again:
                 outputs = layer(*args, **kwargs)
-            found = filter(is_differentiable, keras.tree.flatten(outputs))
-            return [_in_parts(*pair) for pair in zip(found, of_outputs, strict=True)]
+            return [value for value in keras.tree.flatten(outputs) if is_differentiable(value)]
 
         constants = [(variable, variable.value) for variable in layer.variables]
         gradients = backend.per_example_layer_gradients(
             run,
             [variable.value for variable in variables],
-            parts,
-            [_in_parts(*pair) for pair in zip(call.cotangents, of_outputs, strict=True)],
+            [given[number] for number in numbers],
+            call.cotangents,
         )
         return [Materialized(gradient) for gradient in gradients]
-
-
-def _in_parts(value: Tensor, num_rows: int) -> Tensor:
-    """Return a tensor with an axis for the rows of each example, if there are several."""
-    return value if num_rows == 1 else ops.reshape(value, (-1, num_rows, *ops.shape(value)[1:]))
 
 
 RuleClass = TypeVar("RuleClass", bound=LayerRule)
