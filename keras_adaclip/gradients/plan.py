@@ -174,6 +174,8 @@ def _with_arguments(
             reason = "is called with batches in different arguments"
         elif is_general and layer in drawing:
             reason = "has weights and draws random numbers"
+        elif is_general and _further(one) != _further(other):
+            reason = "is called on or draws something whose batch axis is not the first"
         if reason is not None:
             return looped_plan(f"layer {layer.name!r} {reason}")
     if constant:
@@ -309,6 +311,11 @@ def _size(value: Any) -> int:
     if not ops.is_tensor(value) or getattr(value.shape, "rank", 0) is None:
         return 0
     return math.prod(1 if length is None else int(length) for length in value.shape)
+
+
+def _further(call: TappedCall) -> list[Any]:
+    """Return the sizes of the tensors of a call, without the first."""
+    return [value.shape[1:] for value in call.tensors if ops.is_tensor(value)]
 
 
 def _leading(value: Any) -> int | None:

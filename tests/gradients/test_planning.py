@@ -45,6 +45,9 @@ class NoisyWeights(layers.Layer):
         outputs = self.noise(inputs * self.scale, training=training)
         if not training or self.of_data is None:
             return outputs
+        if self.of_data == "columns":
+            shape = (ops.shape(inputs)[1], ops.shape(inputs)[0])
+            return outputs * ops.transpose(keras.random.uniform(shape, seed=1))
         if self.of_data == "law":
             return outputs + keras.random.uniform(ops.shape(outputs), outputs, 9.0, seed=1)
         drawn = keras.random.categorical(inputs, 1, seed=1)
@@ -99,6 +102,7 @@ class FirstGateInTraining(layers.Layer):
         (lambda: stack(FirstGateInTraining(), shape=(3,)), "differ from plain ones"),
         (lambda: stack(NoisyWeights("choice"), shape=(3,)), "has weights and draws random numbers"),
         (lambda: stack(NoisyWeights("law"), shape=(3,)), "has weights and draws random numbers"),
+        (lambda: stack(NoisyWeights("columns"), shape=(3,)), "whose batch axis is not the first"),
     ],
 )
 def test_models_that_do_not_go_layer_by_layer_are_differentiated_as_a_whole(
