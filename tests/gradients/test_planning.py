@@ -34,9 +34,10 @@ class ActiveInTraining(keras.Model):
 class NoisyWeights(layers.Layer):
     """Has weights and draws random numbers, which may depend on the data."""
 
-    def __init__(self, of_data=None):
-        super().__init__()
+    def __init__(self, of_data=None, **options):
+        super().__init__(**options)
         self.of_data, self.noise = of_data, layers.Dropout(0.5)
+        self.seed = keras.random.SeedGenerator(1)
 
     def build(self, input_shape):
         self.scale = self.add_weight(shape=(input_shape[-1],), initializer="ones")
@@ -47,10 +48,10 @@ class NoisyWeights(layers.Layer):
             return outputs
         if self.of_data == "columns":
             shape = (ops.shape(inputs)[1], ops.shape(inputs)[0])
-            return outputs * ops.transpose(keras.random.uniform(shape, seed=1))
+            return outputs * ops.transpose(keras.random.uniform(shape, seed=self.seed))
         if self.of_data == "law":
-            return outputs + keras.random.uniform(ops.shape(outputs), outputs, 9.0, seed=1)
-        drawn = keras.random.categorical(inputs, 1, seed=1)
+            return outputs + keras.random.uniform(ops.shape(outputs), outputs, 9.0, seed=self.seed)
+        drawn = keras.random.categorical(inputs, 1, seed=self.seed)
         return outputs * (1.0 + ops.cast(drawn, "float32"))
 
 

@@ -53,7 +53,7 @@ def test_checking_changes_nothing():
 
 def test_a_slow_way_is_named_with_its_layer_before_training():
     reason = "layer 'culprit' has weights and draws random numbers"
-    model = helpers.model_with(NoisyWeights(name="culprit"))
+    model = helpers.model_with(NoisyWeights("choice", name="culprit"))
     checked = ka.check(model)
     assert checked == []
     assert checked.slow_reason == reason

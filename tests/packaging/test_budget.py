@@ -40,9 +40,9 @@ FOLDERS = {
     "plots": (140, 3),
 }
 # Lines of `tests/`, whole.
-LINES_OF_TESTS = 27_867
+LINES_OF_TESTS = 27_868
 # Files and functions of the package that the smallest `fit` executes on PyTorch.
-EXECUTED = {"before the first step": (55, 713), "in a step": (37, 244)}
+EXECUTED = {"before the first step": (55, 718), "in a step": (37, 244)}
 # How much smaller than its row a figure may be.
 SLACK = 0.02
 _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
