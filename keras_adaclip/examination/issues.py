@@ -51,8 +51,8 @@ OUTSIDE = (
     "A forward pass keeps state outside of Keras's variables (a buffer, an attribute, a global), "
     "which would carry data past clipping and noise; or it draws random numbers outside of Keras.",
     "Let its outputs depend on its inputs, Keras weights and `keras.random.SeedGenerator` alone. "
-    "Call `build` or `adapt` of a `Normalization` before the model runs: Keras loses moments that "
-    "are made later.",
+    "Build or adapt a `Normalization` before the model runs: Keras loses moments that it computes "
+    "later.",
 )
 
 
@@ -152,8 +152,9 @@ def batch_normalization_issue(model: keras.Model, layer: keras.Layer) -> Privacy
         layer.name,
         "BatchNormalization in training mode mixes the examples of a batch, and keeps moving "
         "averages that are neither clipped nor noised.",
-        f"Use `{caller}(model, replace_batch_normalization=True)` of the Keras model, which puts "
-        "GroupNormalization in its place; a class with methods of its own takes `input` and "
-        "`output` of the result. If a class of your own creates the layer, use GroupNormalization "
-        "there or call it with `training=False`. Or freeze it with `layer.trainable = False`.",
+        f"Use `{caller}(model, replace_batch_normalization=True)` on the Keras model, which puts "
+        "GroupNormalization in its place. A model class with methods of its own can be made from "
+        "`input` and `output` of the result. If a layer class of your own creates it, use "
+        "GroupNormalization there, or call it with `training=False`. Or freeze it with "
+        "`layer.trainable = False`.",
     )

@@ -25,7 +25,7 @@ FOLDERS = {
     "gradients": (2_021, 17),
     "federated": (1_770, 15),
     "backend": (1_654, 11),
-    "examination": (1_396, 9),
+    "examination": (1_397, 9),
     "optimizers": (1_184, 8),
     "tuners": (1_093, 7),
     "models": (870, 8),
