@@ -197,7 +197,7 @@ def normalized_out_of_reach(convert):
 
 
 NORM, DENSE = layers.BatchNormalization, partial(layers.Dense, activity_regularizer="l2")
-OUT_OF_REACH = r"norm: BatchNormalization.*If a class of your own creates the layer, use Group"
+OUT_OF_REACH = r"norm: BatchNormalization.*If a layer class of your own creates it, use Group"
 NUMBERS, EMBEDDING = keras.Input((6, 2)), layers.Embedding(9, 2, mask_zero=True)
 AUGMENTATION = Unsafe(LAYERS[MIXES]["large batches"][0])
 COMPILE = partial(partial, helpers.compiled)
