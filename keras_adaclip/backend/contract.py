@@ -274,6 +274,15 @@ def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -
     raise NotImplementedError
 
 
+def examples_at_once(num_weights: int) -> int:
+    """Return how many examples are differentiated side by side where no rule is right.
+
+    Args:
+        num_weights: How many numbers are trained. Each example has a gradient of this size.
+    """
+    return 1
+
+
 def loop_over_chunks(
     body: Function, carry: list[Tensor], num_chunks: Any, variables: Variables, constants: Variables
 ) -> list[Tensor]:

@@ -85,6 +85,11 @@ def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -
     return jax.vmap(function)(values)
 
 
+def examples_at_once(num_weights: int) -> int:
+    """Override: gradients of at most 64 MiB, which `map_units` finds together."""
+    return max(1, min(16, 2**24 // num_weights))
+
+
 def loop_over_chunks(
     body: Function, carry: list[Tensor], num_chunks: Any, variables: Variables, constants: Variables
 ) -> list[Tensor]:

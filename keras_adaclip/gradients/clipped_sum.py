@@ -10,6 +10,7 @@ Guarantees:
     zero.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,26 +159,52 @@ def _looped_contributions(
     Returns:
         The results of `clipped_contributions`, and of a forward pass over the batch.
     """
-    trainable = model.trainable_variables
+    trainable, copies = model.trainable_variables, batch.num_copies
     changing = [*model.non_trainable_variables, *model.metrics_variables]
+    num_weights = sum(math.prod(variable.shape) for variable in trainable)
+    size = backend.examples_at_once(num_weights)
+    size = min(size, batch.num_rows) if size > 1 else 1
+    padded = batch.padded_to_multiple(size)
 
     def body(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
-        """Add the contribution of one example."""
-        alone = batch.rows(index, 1)
-        of_row = None if draws is None else draws.at(index)
-        gradients, loss = single_gradient(model, alone, draws=of_row)
-        parts: list[Any] = [Materialized(ops.expand_dims(value, 0)) for value in gradients]
-        is_sound = ops.reshape(ops.isfinite(loss), (1,))
+        """Add the contributions of some examples."""
+        start = index * size
+        chunk, values = padded.rows(start, size), [start + ops.arange(size, dtype="int32")]
+
+        def by_example(value: Tensor) -> Tensor:
+            """Note a tensor of rows with an axis of examples before the one of their copies."""
+            values.append(ops.reshape(value, (size, copies, *ops.shape(value)[1:])))
+            return value
+
+        chunk.map_rows(by_example, None)
+
+        def of_example(values: list[Tensor]) -> list[Tensor]:
+            """Return the loss and the gradients of one example."""
+            place, *rows = values
+            remaining = iter(rows)
+            alone = chunk.map_rows(lambda _: next(remaining), None, copies)
+            of_row = None if draws is None else draws.at(place)
+            gradients, loss = single_gradient(model, alone, draws=of_row)
+            return [loss, *gradients]
+
+        if size > 1:
+            losses, *gradients = backend.map_units(of_example, values)
+        else:
+            found = of_example([value[0] for value in values])
+            losses, *gradients = [ops.expand_dims(value, 0) for value in found]
+        parts: list[Any] = [Materialized(value) for value in gradients]
         sums, norms, finite, _ = clipped_contributions(
-            BatchGradients(trainable, parts, 1), alone.present, clipping, is_sound
+            BatchGradients(trainable, parts, size), chunk.present, clipping, ops.isfinite(losses)
         )
-        found = ops.concatenate([norms, ops.cast(finite, "float32")[:, None]], axis=1)
-        rows = ops.slice_update(carry[-1], [index, 0], found)
+        observed = ops.concatenate([norms, ops.cast(finite, "float32")[:, None]], axis=1)
+        rows = ops.slice_update(carry[-1], [start, 0], observed)
         return [*Totals.of_flat(carry[:-1]).plus(sums).flat, rows]
 
     carry = Totals.zeros([variable.shape for variable in trainable]).flat
-    carry.append(ops.zeros((batch.num_rows, clipping.num_groups + 1), "float32"))
+    carry.append(ops.zeros((padded.num_rows, clipping.num_groups + 1), "float32"))
     forward = forward_alone(model, batch, training=True, draws=draws)
-    *sums, rows = backend.loop_over_chunks(body, carry, batch.num_rows, changing, trainable)
+    num_chunks = padded.num_rows // size
+    *sums, rows = backend.loop_over_chunks(body, carry, num_chunks, changing, trainable)
+    rows = rows[: batch.num_rows]
     norms, finite = rows[:, :-1], rows[:, -1] > 0.0
     return (Totals.of_flat(sums), norms, finite, clipping.factors(norms, finite)), forward
