@@ -81,21 +81,21 @@ class Batch:
         return self.map_rows(take, mask, self.num_copies)
 
     def padded_to_multiple(self, size: int) -> "Batch":
-        """Return the batch padded with masked rows of zeros.
+        """Return the batch padded with masked units of zeros.
 
         Args:
-            size: The number of rows becomes a multiple of this.
+            size: The number of units becomes a multiple of this.
         """
         missing = -self.num_rows % size
         if isinstance(missing, int) and missing == 0:
-            return self.map_rows(lambda value: value, self.present)
+            return self.map_rows(lambda value: value, self.present, self.num_copies)
 
-        def pad(value: Tensor) -> Tensor:
+        def pad(value: Tensor, copies: int = self.num_copies) -> Tensor:
             """Append the missing rows."""
-            filler = ops.zeros((missing, *ops.shape(value)[1:]), value.dtype)
+            filler = ops.zeros((missing * copies, *ops.shape(value)[1:]), value.dtype)
             return ops.concatenate([value, filler], axis=0)
 
-        return self.map_rows(pad, pad(self.present))
+        return self.map_rows(pad, pad(self.present, 1), self.num_copies)
 
     def without_missing_targets(self, handled: Sequence[bool] = ()) -> "Batch":
         """Return the batch with rows as padding whose targets are not finite.

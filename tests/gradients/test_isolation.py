@@ -119,3 +119,30 @@ def test_a_custom_loss_that_mixes_the_batch_sees_one_example_at_a_time(is_looped
     model, plan, x, y, weight = prepared("MeanSquaredError")
     model = built(model, x, y, weight, loss=centered)
     assert_contributions_are_their_own(model, LOOPED if is_looped else plan, x, y, weight)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="maps no gradients")
+@pytest.mark.parametrize("num_copies", [1, 2])
+def test_examples_side_by_side_are_those_that_are_differentiated_alone(monkeypatch, num_copies):
+    """Padding, copies, draws and rows without a finite loss, with a last chunk that is not full."""
+    rows, copies = 11, num_copies
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(rows * copies, 6)).astype("float32")
+    y = rng.integers(0, CLASSES, rows * copies).astype("int32")
+    weight = rng.uniform(0.5, 2.0, rows * copies).astype("float32")
+    x[3 * copies] = np.inf
+    hidden = [layers.Dense(5, "tanh"), layers.Dropout(0.5), layers.Dense(CLASSES)]
+    model = keras.Sequential([keras.Input((6,)), *hidden])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = built(model, x, y, weight, loss=loss)
+    mask, seed = np.arange(rows) != 7, np.array([3, 4], "int32")
+    found = []
+    for size in (1, 4):
+        monkeypatch.setattr("keras_adaclip.backend.examples_at_once", lambda _, size=size: size)
+        run = runner(model, LOOPED, 0.3, num_copies=copies, seed=seed)
+        found.append(run(x, y, weight, mask))
+    alone, together = found
+    assert_close(together.gradients, alone.gradients)
+    np.testing.assert_allclose(together.norms, alone.norms, rtol=1e-5)
+    np.testing.assert_array_equal(together.finite, mask & (np.arange(rows) != 3))
+    assert len(np.unique(together.norms)) == rows - 1  # Two add nothing.
