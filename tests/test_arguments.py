@@ -63,6 +63,8 @@ REFUSED = [
     (AutoDPOptimizer, {"plan": {"noise_multiplier": -1}}, "must not be negative"),
     (AutoDPOptimizer, {"plan": {"noise_multiplier": 0}}, "must be positive"),
     (AutoDPOptimizer, {"plan": {"noise_walk": 1.0}, "optimizer": "sgd"}, "another `optimizer`"),
+    (AutoDPOptimizer, {"pretrained": True, "optimizer": "sgd"}, "another `optimizer` was"),
+    (AutoDPOptimizer, {"pretrained": 1}, "`pretrained` must be a bool"),
     (setattr, (AutoDPOptimizer(), "noise_multiplier", 0.1), "noise_multiplier"),
     (ka.callbacks.PrivacyCallback, {"delta": 1.0}, "delta"),
     (ka.callbacks.PrivacyCallback, {"target_epsilon": 0.0}, "target_epsilon"),

@@ -46,9 +46,9 @@ class AutoDPOptimizer(DPOptimizer):
     which changes probabilities and no prediction. This needs Keras's own layers, the last one
     `Dense`, with one label a row, and no weights of rows or classes.
 
-    The plan is for weights that begin at random, or for a new head on frozen layers. To fine-tune
-    trained weights, give an `optimizer` with a small learning rate, or a small `noise_walk`: by
-    default the noise moves each weight by a few times its initial size.
+    The plan is for weights that begin at random, for LoRA, and for a new head on frozen layers: the
+    noise moves each weight by a few times its initial size. With `pretrained=True` it moves trained
+    weights by 0.3 times their size at most.
 
     Args:
         target_epsilon: Positive float, the budget of everything that this model's training spends.
@@ -60,6 +60,8 @@ class AutoDPOptimizer(DPOptimizer):
         plan: Parts of the plan that you choose yourself: `"batch_size"`, `"calibrate"` (False for
             no temperature), `"clipping"` (as in `DPOptimizer`), `"noise_multiplier"` (which plans
             no temperature either), `"noise_walk"` (of `PlannedMomentum`).
+        pretrained: Whether weights that are trained have been trained before, on public data. New
+            layers and LoRA beside them are recognised by a variable of zeros.
         microbatch_size: As in `DPOptimizer`.
         memory_limit: As in `DPOptimizer`.
         gradient_method: As in `DPOptimizer`.
@@ -103,6 +105,7 @@ class AutoDPOptimizer(DPOptimizer):
         optimizer: Any = None,
         *,
         plan: Mapping[str, Any] | None = None,
+        pretrained: bool = False,
         microbatch_size: int | str | None = None,
         memory_limit: int | None = None,
         gradient_method: str = "auto",
@@ -112,7 +115,12 @@ class AutoDPOptimizer(DPOptimizer):
         chosen = _checked_plan(plan, optimizer)
         is_own = optimizer is None
         if is_own:
-            optimizer = PlannedMomentum(chosen.get("noise_walk"))
+            optimizer = PlannedMomentum(chosen.get("noise_walk"), pretrained=pretrained)
+        elif pretrained:
+            raise ValueError(
+                "`pretrained` sets the steps of the planned optimizer, and another `optimizer` was "
+                "given. Leave one of the two out."
+            )
         target_epsilon = check_positive("target_epsilon", target_epsilon)
         noise_multiplier = chosen.get("noise_multiplier")
         super().__init__(
@@ -243,6 +251,7 @@ class AutoDPOptimizer(DPOptimizer):
             walk = self.inner_optimizer.get_config()["noise_walk"]
             if walk is not None:  # It may have been set.
                 plan["noise_walk"] = walk
+            arguments["pretrained"] = self.inner_optimizer.pretrained
         return {**arguments, "plan": plan or None}
 
 

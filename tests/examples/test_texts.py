@@ -70,7 +70,7 @@ def test_finetuning_trains_lora_and_the_last_layer_alone(printed_by):
     # Two factors for the embedding, for the queries and for the values, with the biases of these.
     attention = 2 * (8 * 2 * 4 + 4 * 4 + 8)
     assert trained == (4096 + 8) * 4 + attention + 8 * 2 + 2
-    epsilon = re.search(r"\(epsilon = (\S+), delta = 1e-05\)-differential privacy after 8", printed)
+    epsilon = re.search(r"\(epsilon = (\S+), delta = 1e-05\)-differential privacy after 32", printed)
     assert 2.7 < float(epsilon[1]) <= 3.0
     assert re.search(r"accuracy \d+\.\d\d% with privacy, \d+\.\d\d% without", printed)
 
@@ -86,7 +86,7 @@ def test_finetuning_takes_a_preset(printed_by, tmp_path):
     task.save_to_preset(tmp_path / "preset")
     printed = printed_by("finetune_text", "--smoke", "--preset", tmp_path / "preset")
     assert "query" in printed
-    assert "differential privacy after 8 steps" in printed
+    assert "differential privacy after 32 steps" in printed
 
 
 def test_reviews_and_texts_are_read_from_folders(tmp_path):
