@@ -35,7 +35,7 @@ Tensor = Any
 _WALK_OF_ONE_WEIGHT, _MOST_WALK, _FULL_WALK_LAYERS = 3.4, 0.5, 4
 _SHARE_OF_SIGNAL, _ENERGY_DECAY = 0.25, 0.99
 # Measured on the same page, of trained weights.
-_SHARE_OF_SIZE = 0.3
+_SHARE_OF_SIZE = 0.1
 
 
 @keras.saving.register_keras_serializable(package="keras_adaclip")
@@ -53,9 +53,10 @@ class PlannedMomentum(keras.optimizers.SGD):
             axes, other than biases), times the square root of 4 over their number. It is the
             learning rate in Keras's terms, and may be set by hand, but not to a schedule.
         momentum: Float in (0, 1), the decay of the average of gradients.
-        pretrained: Whether weights have been trained before. Then the walk of each variable is at
-            most 0.3 times the root mean square of its values. Layers with a variable of zeros
-            alone (the bias of a new layer, a matrix of LoRA) count as new.
+        pretrained: Whether weights go on with a task for which they have been trained before. Then
+            the walk of each variable is at most 0.1 times the root mean square of its values. A
+            variable of zeros alone (the bias of a new layer, a matrix of LoRA) shows that the task
+            is new, and the walk remains what it is.
         name: Name of the optimizer.
 
     Raises:
@@ -243,8 +244,6 @@ def _shares_of_walk(walk: float, variables: Sequence[keras.Variable]) -> np.ndar
         variables: The trainable variables with their first values.
     """
     values = [np.asarray(backend.array_of(variable), np.float64) for variable in variables]
-    layers = [variable.path.rpartition("/")[0] for variable in variables]
-    new = {layer for layer, value in zip(layers, values, strict=True) if not value.any()}
-    sizes = np.array([np.sqrt(np.mean(value**2)) for value in values])
+    sizes = np.array([np.sqrt(np.mean(np.square(value))) for value in values])
     shares = np.minimum(_SHARE_OF_SIZE * sizes / max(walk, 1e-12), 1.0)
-    return np.where([layer in new for layer in layers], 1.0, shares).astype("float32")
+    return (shares if sizes.all() else np.ones(len(sizes))).astype("float32")
