@@ -1,8 +1,8 @@
 """Private classification of texts by a small transformer: film reviews, IMDB at epsilon 3.
 
 A review reveals something about its writer. The model learns to classify friendly and unfriendly
-reviews with DP-Adam: each step draws reviews at random, clips the gradient of each review to a
-norm, adds noise to their sum, and passes the mean to Adam.
+reviews. `AutoDPOptimizer` plans everything but the number of epochs: each step draws reviews at
+random, gives the gradient of each review the same norm, and adds noise to their sum.
 
     python examples/imdb.py
 
@@ -20,14 +20,15 @@ from keras import layers
 
 import keras_adaclip as ka
 from data import LabelledData, load_imdb, make_up_texts
-from private_classification import Task, main, same_for_all
+from private_classification import Task, main, planned_or_adam
 
 """
 ## What to choose
 
-None of this was tuned. Adam divides by the size of the gradients it has seen, so that the clipping
-norm has little effect on the size of its steps, and one learning rate serves all methods. One
-review is one unit of privacy; a writer of several is protected less.
+None of this was tuned. `--clipping` clips the gradients by another method, and Adam makes the
+steps. It divides by the size of the gradients it has seen, so that the clipping norm has little
+effect on the size of its steps, and one learning rate serves all methods. One review is one unit of
+privacy; a writer of several is protected less.
 """
 
 TASK = Task(
@@ -35,7 +36,7 @@ TASK = Task(
     epsilon=3.0,
     delta=1e-5,
     batch_size=1024,
-    trainings=same_for_all(learning_rate=2e-3, epochs=20),
+    trainings=planned_or_adam(learning_rate=2e-3, epochs=20),
 )
 
 """

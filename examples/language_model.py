@@ -10,9 +10,9 @@ privacy, and the script compares how many bits each needs for a character of hel
 gives hundreds of rows, and what they share is learned. For texts by many people, give `fit` the
 writer of each row (`unit_ids`), and epsilon is the writer's.
 
-**Expected**: after 12 passes over Shakespeare, 3.46 bits at epsilon 1, 3.26 at 3, 3.17 at 8, and 2.52
-without privacy; guessing by the frequency of characters needs 4.8. One seed each, 5 to 7 minutes a
-run on JAX and two cores.
+**Expected**: after 12 passes over Shakespeare, 3.46 bits at epsilon 1, 3.26 at 3, 3.17 at 8, and
+2.52 without privacy; guessing by the frequency of characters needs 4.8. One seed each, 5 to 7
+minutes a run on JAX and two cores.
 
 **Data**: Keras downloads 1.1 million characters of Shakespeare; `--data` takes a text file, or a
 folder of `.txt` files, of your own. `--smoke` runs seconds on made-up text.

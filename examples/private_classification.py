@@ -41,9 +41,12 @@ CLIPPINGS: dict[str, Callable[[Settings, int], ka.clipping.ClippingStrategy]] = 
     "automatic": lambda settings, _: ka.clipping.AutomaticClipping(**settings),
     "adaclip": lambda settings, _: ka.clipping.AdaClip(**settings),
 }
+# `AutoDPOptimizer` plans everything but the number of epochs.
+PLANNED = "planned"
 # The settings of each method, unless the task or the command line changes them. The exponential
 # decay ends where the linear one does, at half of the first norm.
 SETTINGS: dict[str, Settings] = {
+    PLANNED: {},
     "fixed": {"clip_norm": 1.0},
     "quantile": {"target_quantile": 0.5, "initial_clip_norm": 0.1, "learning_rate": 0.2},
     "linear": {"initial_value": 1.0},
@@ -79,15 +82,15 @@ class Training:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def same_for_all(learning_rate: float, epochs: int) -> dict[str, Training]:
-    """Adam with the same learning rate for every clipping method; quantile clipping is the default.
+def planned_or_adam(learning_rate: float, epochs: int) -> dict[str, Training]:
+    """The plan, or Adam with the same learning rate for every clipping method.
 
     Args:
         learning_rate: learning rate of Adam.
         epochs: number of epochs.
     """
-    names = sorted(CLIPPINGS, key=lambda name: name != "quantile")
-    return {name: Training(learning_rate, epochs, momentum=None) for name in names}
+    adam = Training(learning_rate, epochs, momentum=None)
+    return {PLANNED: adam, **dict.fromkeys(CLIPPINGS, adam)}
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,8 @@ def private_optimizer(options: argparse.Namespace, num_examples: int) -> ka.opti
             made smaller.
         num_examples: number of training examples.
     """
+    if options.clipping == PLANNED:
+        return ka.optimizers.AutoDPOptimizer(options.epsilon, options.delta)
     options.batch_size = min(options.batch_size, num_examples // 4)
     noise_multiplier = ka.accounting.calibrate_noise_multiplier(
         options.epsilon, options.delta, num_examples, options.batch_size, epochs=options.epochs
@@ -235,9 +240,9 @@ def parse_options(
     add = parser.add_argument
     add(
         "--clipping",
-        choices=CLIPPINGS,
+        choices=task.trainings,
         default=first,
-        help="how gradients are clipped (%(default)s)",
+        help="how gradients are clipped; `planned`: by `AutoDPOptimizer` (%(default)s)",
     )
     add("--clip-norm", type=float, help="the norm, or the one that it begins with")
     add("--quantile", type=float, help="of the norms, for --clipping quantile")
@@ -272,6 +277,8 @@ def parse_options(
 def _clipping_settings(options: argparse.Namespace, training: Training) -> dict[str, Any]:
     """The settings of the clipping method; an option that it does not have is refused."""
     settings = {**SETTINGS[options.clipping], **training.settings}
+    if options.clipping == PLANNED and options.learning_rate is not None:
+        raise ValueError(f"--clipping {PLANNED} has no --learning-rate")
     for option, names in _OPTIONS.items():
         value = getattr(options, option)
         known = [name for name in names if name in settings]
@@ -298,6 +305,8 @@ def _fill_in(options: argparse.Namespace, task: Task) -> None:
         "learning_rate": training.learning_rate,
         "momentum": training.momentum,
     }
+    if options.clipping == PLANNED:
+        values["batch_size"] = None
     if options.smoke:
         values |= {"epochs": _SMOKE_EPOCHS, "batch_size": _SMOKE_BATCH_SIZE}
     for name, value in values.items():

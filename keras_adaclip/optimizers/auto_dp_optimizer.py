@@ -46,10 +46,10 @@ class AutoDPOptimizer(DPOptimizer):
     which changes probabilities and no prediction. This needs Keras's own layers, the last one
     `Dense`, with one label a row, and no weights of rows or classes.
 
-    The plan is for weights that begin at random, for LoRA, and for a new last layer: the noise moves
-    each weight by a few times its initial size. Weights that go on with a task for which they were
-    trained on public data (a language model, on other texts) need `pretrained=True`: then it moves
-    them by a tenth of their size at most.
+    The plan is for weights that begin at random, for LoRA, and for a new last layer: the noise
+    moves each weight by a few times its initial size. Weights that go on with a task for which they
+    were trained on public data (a language model, on other texts) need `pretrained=True`: then it
+    moves them by a tenth of their size at most.
 
     Args:
         target_epsilon: Positive float, the budget of everything that this model's training spends.
@@ -61,8 +61,8 @@ class AutoDPOptimizer(DPOptimizer):
         plan: Parts of the plan that you choose yourself: `"batch_size"`, `"calibrate"` (False for
             no temperature), `"clipping"` (as in `DPOptimizer`), `"noise_multiplier"` (which plans
             no temperature either), `"noise_walk"` (of `PlannedMomentum`).
-        pretrained: Whether all weights that are trained have been trained before. It changes nothing
-            if one of their variables is all zeros, as in new layers and LoRA.
+        pretrained: Whether all weights that are trained have been trained before. It changes
+            nothing if one of their variables is all zeros, as in new layers and LoRA.
         microbatch_size: As in `DPOptimizer`.
         memory_limit: As in `DPOptimizer`.
         gradient_method: As in `DPOptimizer`.

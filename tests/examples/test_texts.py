@@ -70,7 +70,9 @@ def test_finetuning_trains_lora_and_the_last_layer_alone(printed_by):
     # Two factors for the embedding, for the queries and for the values, with the biases of these.
     attention = 2 * (8 * 2 * 4 + 4 * 4 + 8)
     assert trained == (4096 + 8) * 4 + attention + 8 * 2 + 2
-    epsilon = re.search(r"\(epsilon = (\S+), delta = 1e-05\)-differential privacy after 32", printed)
+    epsilon = re.search(
+        r"\(epsilon = (\S+), delta = 1e-05\)-differential privacy after 32", printed
+    )
     assert 2.7 < float(epsilon[1]) <= 3.0
     assert re.search(r"accuracy \d+\.\d\d% with privacy, \d+\.\d\d% without", printed)
 
