@@ -104,9 +104,13 @@ def clipped_sum(
             gradients, batch.present, clipping, ops.isfinite(forward.losses)
         )
     else:
-        (sums, norms, finite, factors), forward = _looped_contributions(
-            model, batch, clipping, draws
-        )
+        num_weights = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+        arguments, at_once = (model, batch, clipping, draws), backend.examples_at_once(num_weights)
+        found = None
+        if at_once > 1:
+            # Callbacks to Python, and branches of a model that runs eagerly, cannot be mapped.
+            found, _ = backend.attempt(_looped_contributions, *arguments, at_once)
+        (sums, norms, finite, factors), forward = found or _looped_contributions(*arguments)
     observed = Observed(**vars(forward), norms=norms, finite=finite, factors=factors)
     return with_statistics(sums, clipping, norms, finite, batch.present, factors), observed
 
@@ -146,7 +150,7 @@ def with_regularization(model: keras.Model, total: ClippedSum) -> ClippedSum:
 
 
 def _looped_contributions(
-    model: keras.Model, batch: Batch, clipping: Clipper, draws: Draws | None
+    model: keras.Model, batch: Batch, clipping: Clipper, draws: Draws | None, at_once: int = 1
 ) -> tuple[tuple[Totals, Tensor, Tensor, Tensor], Forward]:
     """Return the clipped sums of a batch, with each example differentiated alone.
 
@@ -155,15 +159,14 @@ def _looped_contributions(
         batch: The examples.
         clipping: The clipping strategy with the thresholds of this step.
         draws: As for `clipped_sum`.
+        at_once: The number of examples side by side.
 
     Returns:
         The results of `clipped_contributions`, and of a forward pass over the batch.
     """
     trainable, copies = model.trainable_variables, batch.num_copies
     changing = [*model.non_trainable_variables, *model.metrics_variables]
-    num_weights = sum(math.prod(variable.shape) for variable in trainable)
-    size = backend.examples_at_once(num_weights)
-    size = min(size, batch.num_rows) if size > 1 else 1
+    size = min(at_once, batch.num_rows) if at_once > 1 else 1
     padded = batch.padded_to_multiple(size)
 
     def body(index: Tensor, carry: list[Tensor]) -> list[Tensor]:

@@ -54,9 +54,9 @@ class PlannedMomentum(keras.optimizers.SGD):
             learning rate in Keras's terms, and may be set by hand, but not to a schedule.
         momentum: Float in (0, 1), the decay of the average of gradients.
         pretrained: Whether weights go on with a task for which they have been trained before. Then
-            the walk of each variable is at most 0.1 times the root mean square of its values. A
-            variable of zeros alone (the bias of a new layer, a matrix of LoRA) shows that the task
-            is new, and the walk remains what it is.
+            the walk of each variable is at most 0.1 times the root mean square of its values before
+            the first step. A variable of zeros alone (the bias of a new layer, a matrix of LoRA)
+            shows that the task is new, and the walk remains what it is.
         name: Name of the optimizer.
 
     Raises:
@@ -133,8 +133,7 @@ class PlannedMomentum(keras.optimizers.SGD):
         own["shape"] = (len(variables),)
         self._energies = self.add_variable(dtype="float32", name="energies", **own)
         if self.pretrained:
-            self._shares = self.add_variable(dtype="float32", name="shares", **own)
-            self._shares.assign(_shares_of_walk(self._walk(), variables))
+            self._most_walks = self.add_variable(dtype="float32", name="most_walks", **own)
 
     def begin(self, num_steps: int) -> None:
         """Plan the next steps.
@@ -149,6 +148,9 @@ class PlannedMomentum(keras.optimizers.SGD):
             int, map(backend.array_of, (self._first_step, self._num_steps, self.iterations))
         )
         self._is_begun = True
+        if self.pretrained and done == 0:
+            # Not in `build`: Keras builds a model that is loaded before it has its weights.
+            self._most_walks.assign(_most_walks(self._trainable_variables))
         if done > first and first + planned - done == num_steps:
             return
         self._num_steps.assign(np.int32(num_steps))
@@ -233,17 +235,18 @@ class PlannedMomentum(keras.optimizers.SGD):
         of_signal = energies / (1.0 - _ENERGY_DECAY ** (done + 1.0)) - 1.0
         shares = ops.sqrt(1.0 + _SHARE_OF_SIGNAL * ops.maximum(of_signal, 0.0))
         rates = (1.0 - self.momentum) * left / shares
-        return rates * self._shares.value if self.pretrained else rates
+        if not self.pretrained:
+            return rates
+        walk = ops.maximum(ops.cast(self.learning_rate, "float32"), 1e-12)
+        return rates * ops.minimum(self._most_walks.value / walk, 1.0)
 
 
-def _shares_of_walk(walk: float, variables: Sequence[keras.Variable]) -> np.ndarray:
-    """Return which share of the walk each variable takes, by the size of its weights.
+def _most_walks(variables: Sequence[keras.Variable]) -> np.ndarray:
+    """Return how far noise may move each variable, by the size of its weights.
 
     Args:
-        walk: Of variables that begin at random.
         variables: The trainable variables with their first values.
     """
-    values = [np.asarray(backend.array_of(variable), np.float64) for variable in variables]
-    sizes = np.array([np.sqrt(np.mean(np.square(value))) for value in values])
-    shares = np.minimum(_SHARE_OF_SIZE * sizes / max(walk, 1e-12), 1.0)
-    return (shares if sizes.all() else np.ones(len(sizes))).astype("float32")
+    arrays = (np.asarray(backend.array_of(variable), np.float64) for variable in variables)
+    sizes = np.array([np.sqrt(np.mean(np.square(array))) for array in arrays], "float32")
+    return _SHARE_OF_SIZE * sizes if sizes.all() else np.full_like(sizes, np.inf)

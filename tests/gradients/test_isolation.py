@@ -146,3 +146,32 @@ def test_examples_side_by_side_are_those_that_are_differentiated_alone(monkeypat
     np.testing.assert_allclose(together.norms, alone.norms, rtol=1e-5)
     np.testing.assert_array_equal(together.finite, mask & (np.arange(rows) != 3))
     assert len(np.unique(together.norms)) == rows - 1  # Two add nothing.
+
+
+class Turned(layers.Layer):
+    """Each example times the sign of its sum, which Python may find."""
+
+    kind = "plain"
+
+    def call(self, inputs):
+        if self.kind == "branch":
+            return inputs if float(ops.sum(inputs)) > 0.0 else -inputs
+        if self.kind == "plain":
+            return inputs * ops.sign(ops.sum(inputs, axis=1, keepdims=True))
+        import jax
+
+        shape = jax.ShapeDtypeStruct((len(inputs), 1), "float32")
+        return inputs * jax.pure_callback(lambda v: np.sign(v.sum(1, keepdims=True)), shape, inputs)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="maps no gradients")
+@pytest.mark.parametrize("kind", ["branch", "callback"])
+def test_examples_that_cannot_be_mapped_are_differentiated_one_by_one(kind):
+    rng = np.random.default_rng(6)
+    x, y = (rng.normal(size=(5, size)).astype("float32") for size in (4, 2))
+    turned = Turned()
+    model = keras.Sequential([keras.Input((4,)), turned, layers.Dense(2, "tanh")])
+    expected = row_gradients(built(model, x, y), x, y)
+    turned.kind = kind
+    found = runner(model, LOOPED, 0.3, compile_step=kind != "branch")(x, y)
+    assert_close(found.gradients, oracles.clipped_sums(expected, 0.3))

@@ -149,7 +149,45 @@ def test_trained_weights_move_by_a_share_of_their_size(kind):
         assert moved == pytest.approx(expected, rel=0.4)
 
 
+def share_of_walk(optimizer):
+    """Return the first step over that of weights that have not been trained before."""
+    optimizer._energies.assign(np.zeros(optimizer._energies.shape))
+    rates = optimizer._rates(keras.ops.ones(len(optimizer._trainable_variables)))
+    steps = optimizer._num_steps.value
+    return keras.ops.convert_to_numpy(rates / (0.1 * keras.ops.sqrt(3.0 / steps)))
+
+
 def test_trained_weights_never_move_further_than_random_ones():
     large = keras.Variable(np.full((10, 10), 9.0))
     optimizer = built(PlannedMomentum(pretrained=True), large)
-    assert keras.ops.convert_to_numpy(optimizer._shares.value) == [1.0]
+    optimizer.begin(4)
+    assert share_of_walk(optimizer) == pytest.approx(1.0)
+
+
+def test_the_size_of_trained_weights_is_that_before_the_first_step():
+    """They may be loaded when there is an optimizer, and the walk may be set later."""
+    weights = keras.Variable(np.zeros((2, 2)))
+    optimizer = built(PlannedMomentum(0.4, pretrained=True), weights)
+    weights.assign(np.full((2, 2), 2.0))
+    optimizer.begin(4)
+    assert share_of_walk(optimizer) == pytest.approx(0.2 / 0.4)
+    optimizer.learning_rate = 0.8
+    assert share_of_walk(optimizer) == pytest.approx(0.2 / 0.8)
+    optimizer.learning_rate = 0.1
+    assert share_of_walk(optimizer) == pytest.approx(1.0)
+    optimizer.learning_rate = 0.4
+    optimizer.apply_noised([keras.ops.ones((2, 2))], [1.0])
+    weights.assign(np.full((2, 2), 9.0))
+    optimizer.begin(5)
+    assert share_of_walk(optimizer) == pytest.approx(0.2 / 0.4)
+
+
+def test_weights_that_come_after_the_optimizer_was_built_are_trained_weights():
+    model = compiled(ka.optimizers.AutoDPOptimizer(2.0, pretrained=True))
+    model.compile_from_config(model.get_compile_config())
+    assert model.optimizer.built
+    model.set_weights([np.full(each.shape, 0.5) for each in model.weights])
+    fit(model, epochs=1)
+    inner = model.optimizer.inner_optimizer
+    walks = next(each for each in inner.variables if each.name == "most_walks")
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(walks.value), 0.05, rtol=1e-6)
