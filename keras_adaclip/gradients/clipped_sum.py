@@ -167,7 +167,7 @@ def _looped_contributions(
     trainable, copies = model.trainable_variables, batch.num_copies
     changing = [*model.non_trainable_variables, *model.metrics_variables]
     size = min(at_once, batch.num_rows) if at_once > 1 else 1
-    padded = batch.padded_to_multiple(size)
+    padded = batch.padded_to_multiple(size) if size > 1 else batch
 
     def body(index: Tensor, carry: list[Tensor]) -> list[Tensor]:
         """Add the contributions of some examples."""
