@@ -251,8 +251,10 @@ def parse_options(
     add("--epsilon", type=float, default=task.epsilon, help="privacy budget (%(default)s)")
     add("--delta", type=float, default=task.delta, help="its delta (%(default).3g)")
     add("--epochs", type=int, help=f"({usual.epochs})")
-    add("--batch-size", type=int, help=f"expected ({task.batch_size})")
-    add("--learning-rate", type=float, help=f"({usual.learning_rate:g})")
+    plans = first == PLANNED
+    add("--batch-size", type=int, help=f"expected ({PLANNED if plans else task.batch_size})")
+    usual_rate = f"{usual.learning_rate:g}, of Adam" if plans else f"{usual.learning_rate:g}"
+    add("--learning-rate", type=float, help=f"({usual_rate})")
     if usual.momentum is not None:
         add("--momentum", type=float, help=f"({usual.momentum:g})")
     if task.networks:

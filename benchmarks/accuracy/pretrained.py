@@ -30,6 +30,7 @@ from keras_adaclip.optimizers import planned_momentum
 
 Arrays = tuple[np.ndarray, np.ndarray]
 WAYS = ("scratch", "plan", "pretrained", "plain")
+SHARE_OF_SIZE = planned_momentum._SHARE_OF_SIZE
 
 
 def some(arrays: Arrays, number: int) -> Arrays:
@@ -160,8 +161,7 @@ def measured(task: Task, way: str, model: keras.Model, rows: list[Arrays], epsil
     if name == "plain":
         options["batch_size"] = 128
     else:
-        if share:
-            planned_momentum._SHARE_OF_SIZE = float(share)
+        planned_momentum._SHARE_OF_SIZE = float(share or SHARE_OF_SIZE)
         is_pretrained = name == "pretrained"
         plan = {"calibrate": False}  # Changes no prediction.
         optimizer = ka.optimizers.AutoDPOptimizer(epsilon, plan=plan, pretrained=is_pretrained)

@@ -275,7 +275,7 @@ def map_units(function: Function, values: list[Tensor], may_loop: bool = True) -
 
 
 def examples_at_once(num_weights: int) -> int:
-    """Return how many examples are differentiated side by side where no rule is right.
+    """Return how many examples of a model without layer-wise rules are differentiated at once.
 
     Args:
         num_weights: How many numbers are trained. Each example has a gradient of this size.

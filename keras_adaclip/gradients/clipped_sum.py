@@ -159,7 +159,7 @@ def _looped_contributions(
         batch: The examples.
         clipping: The clipping strategy with the thresholds of this step.
         draws: As for `clipped_sum`.
-        at_once: The number of examples side by side.
+        at_once: The number of examples that are differentiated side by side.
 
     Returns:
         The results of `clipped_contributions`, and of a forward pass over the batch.

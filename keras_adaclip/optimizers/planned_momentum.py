@@ -12,7 +12,7 @@ where noise is most of a gradient, e is about 1, and the noise of all steps toge
 coordinate by a standard deviation of about a. The signal, which has one direction, moves the
 weights as far as its share of the gradients allows. Where it is most of the gradient, e is large
 and steps are shorter: in each variable by its own e, since the layers of a network may differ
-widely. Of trained weights, a is at most a share of their size.
+widely. With `pretrained`, a is at most a tenth of the size of each variable.
 """
 
 import math
@@ -34,7 +34,7 @@ Tensor = Any
 # up, and more than four of them need a shorter one.
 _WALK_OF_ONE_WEIGHT, _MOST_WALK, _FULL_WALK_LAYERS = 3.4, 0.5, 4
 _SHARE_OF_SIGNAL, _ENERGY_DECAY = 0.25, 0.99
-# Measured on the same page, of trained weights.
+# Measured with pretrained weights (the same page).
 _SHARE_OF_SIZE = 0.1
 
 
